@@ -30,9 +30,9 @@ from batchwright_service.problem_mapping import problem_of
 from batchwright_service.settings import Settings
 from batchwright_service.store.models import Beat
 from batchwright_service.store.store import Store
-from batchwright_service.worker.device_lock import DeviceLock
 from batchwright_service.worker.heartbeat import send
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason
+from batchwright_service.worker.slot import DeviceLock
 from batchwright_service.worker_bootstrap import served_devices
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.scripted import SERVED, new_work

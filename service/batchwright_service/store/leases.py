@@ -29,6 +29,7 @@ from sqlalchemy.exc import IntegrityError
 
 from batchwright.client.documents.states import State, sources_of
 from batchwright.client.documents.workers import ServedDevice
+from batchwright_service.domain import lease_waits
 from batchwright_service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database import mapping
@@ -76,8 +77,6 @@ _work = work_items.c
 _MAX_CODE_LENGTH = 64
 
 
-_ASSIGNED_PATIENCE_SECONDS = 60.0
-"""The time for which the claim of assigned work waits for a ticket: its process has nothing else to do."""
 _MOST_ROUNDS = 3
 """Attempts at a claim while there is work, but others take, cancel or renew what was found."""
 
@@ -140,7 +139,7 @@ class LeaseStore:
         claims: list[Claim | None] = [None] * len(wanted)
         missed: list[int] = []
         try:
-            with admitted(self._engine, read_transaction) as connection:
+            with admitted(self._engine, read_transaction, lease_waits.CLAIM_SECONDS) as connection:
                 claimers = _claimers(connection, wanted)
                 if connection.dialect.name == "postgresql":
                     together = [index for index, claimer in claimers.items() if claimer.is_simple]
@@ -152,7 +151,7 @@ class LeaseStore:
                             claims[index] = _claim_of(row)
             if claimers:  # a claim that finds nothing takes no writer's lock
                 with _kept(claims):
-                    with admitted(self._engine, write_transaction) as connection:
+                    with admitted(self._engine, write_transaction, lease_waits.CLAIM_SECONDS) as connection:
                         lock_claims(connection)
                         claims_of_rest = {index: _claim(connection, claimer) for index, claimer in claimers.items()}
                     for index, claim in claims_of_rest.items():
@@ -172,7 +171,7 @@ class LeaseStore:
         runs in that slot.
         """
         try:
-            with admitted(self._engine, write_transaction, _ASSIGNED_PATIENCE_SECONDS) as connection:
+            with admitted(self._engine, write_transaction, lease_waits.ASSIGNED_CLAIM_SECONDS) as connection:
                 lock_claims(connection)
                 claimer = Claimer(served, (), lease_seconds)
                 _requeue_misplaced(connection, claimer)

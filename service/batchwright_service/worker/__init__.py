@@ -4,9 +4,10 @@ The pipeline, in one process with one worker per device:
 
 1. ``coordinator`` starts, wakes and stops the workers, also by notifications of the database. In `batchwright serve`
    they run in a child process (``hosting``). One ``heartbeat`` renews the leases and announces the devices of all.
-2. ``device_worker`` takes its device (``slot``, guarded by ``device_lock``) and starts a thread (``device_thread``):
-   ``work_loop`` claims work (``claiming``) and has it run, with pauses while none waits (``idle_pause``).
-3. ``lease`` holds the lease in use: the heartbeat renews it, and stop requests reach the running work through it.
+2. ``device_worker`` takes its device (``slot``) and starts the thread of ``work_loop``, which has work claimed and run,
+   with pauses while none waits.
+3. ``lease`` claims work and holds the lease in use: the heartbeat renews it, and stop requests reach the running work
+   through it.
 4. ``attempts`` runs a claim and records its ending, or hands the work back to the queue.
 5. ``runner`` runs one tuning or job: probes chosen by ``batchwright.planning.session``, or a training run.
 6. ``executors`` runs a probe or a job: in processes of the host, or in this process for tests.
@@ -15,7 +16,7 @@ The pipeline, in one process with one worker per device:
 
 Where a new thing goes: a target where work can run (a cluster, say), an executor in ``executors``; a reason to stop,
 ``lease``; a failure of the host, ``batchwright.system.host_failures``; a step of a tuning,
-``batchwright.planning.session`` first.
+``batchwright.planning.session`` first; the length of a wait, ``domain.lease_waits``.
 
 The package may import ``batchwright_service.application``, ``batchwright_service.observability``,
 ``batchwright_service.store`` (only ``coordinator`` and ``device_worker`` take the whole ``Store``, to hand on its

@@ -11,16 +11,14 @@ from batchwright.system.host_failures import Cause, HostFailure, check_host
 from batchwright.workloads.required_packages import installed_packages
 from batchwright_service.store.store import Store
 from batchwright_service.worker.attempts import AttemptRunner
-from batchwright_service.worker.claiming import WorkClaimer
 from batchwright_service.worker.executors.base import Executor
 from batchwright_service.worker.executors.memory_watch import MemoryWatch
 from batchwright_service.worker.host_health import Health
-from batchwright_service.worker.idle_pause import IdlePause
-from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason
+from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason, WorkClaimer
 from batchwright_service.worker.runner import DeviceContext, RunStores, WorkRunner
 from batchwright_service.worker.settings import WorkerSettings
 from batchwright_service.worker.slot import Slot
-from batchwright_service.worker.work_loop import SingleRun, WorkLoop
+from batchwright_service.worker.work_loop import IdlePause, WorkLoop
 
 
 class ProcessLink(Protocol):
@@ -79,8 +77,7 @@ class DeviceWorker:
         self._claimer = WorkClaimer(store.leases, self.served, terms, assignment)
         await_work = (lambda: store.devices.await_work(self.served)) if link.has_notifications else None
         pause = IdlePause(settings.poll_seconds, await_work)
-        new_loop = WorkLoop if assignment is None else SingleRun
-        self._loop = new_loop(self._claimer, attempt_runner, self._health, pause)
+        self._loop = WorkLoop(self._claimer, attempt_runner, self._health, pause, once=assignment is not None)
         self._link = link
 
     def start(self) -> None:

@@ -1,23 +1,26 @@
-"""A worker's view of its lease: heartbeat renewal, expiry and stop requests."""
+"""Claims of work for one device, and the lease in use: its renewal, expiry and stop requests."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeVar
 
 from batchwright.client.documents.states import State
+from batchwright.client.documents.workers import ServedDevice
+from batchwright_service.domain import lease_waits
 from batchwright_service.errors import StaleLeaseError, StoreBrokenError, StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
-from batchwright_service.store.models import BeatReply, Lease
+from batchwright_service.store.leases import LeaseStore
+from batchwright_service.store.models import BeatReply, Claim, Lease
+from batchwright_service.worker.settings import Assignment
 
 _log = logging.getLogger(__name__)
 
-_CANCEL_GRACE_SECONDS = 0.75
-"""Grace period of a cancelled job: together with a heartbeat it stays within the documented two seconds."""
 _MARGIN = 0.2
 """Share of the lease reserved for killing the running work, which must have ended before another worker starts it."""
 _RETRY_SECONDS = 0.2
@@ -72,7 +75,7 @@ class LeaseHolder:
         self._grace = {
             StopReason.SHUTDOWN: terms.shutdown_grace_seconds,
             StopReason.FORCED: 0.0,
-            StopReason.CANCELLED: _CANCEL_GRACE_SECONDS,
+            StopReason.CANCELLED: lease_waits.CANCEL_GRACE_SECONDS,
             StopReason.LOST: 0.0,
         }
         self._warnings = rate_limited_logger(_log)
@@ -133,3 +136,60 @@ class LeaseHolder:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)
                 time.sleep(_RETRY_SECONDS)
+
+
+class WorkClaimer:
+    """Claim work for a device, one piece at a time. Any thread may use the lease holder, or request a stop.
+
+    Args:
+        leases: where work is claimed.
+        served: the device.
+        terms: the terms of every lease.
+        assignment: the only work to claim.
+    """
+
+    def __init__(
+        self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms, assignment: Assignment | None = None
+    ) -> None:
+        self._leases = leases
+        self.served = served
+        self._terms = terms
+        self._assignment = assignment
+        self._holder: LeaseHolder | None = None
+        self._stop: StopReason | None = None
+
+    @contextmanager
+    def next(self) -> Iterator[tuple[Claim, LeaseHolder] | None]:
+        """Claim the next piece of work, and hold its lease within the block; None when no work waits.
+
+        Raises:
+            StoreUnavailableError: when the store cannot be reached.
+        """
+        claimed_at = time.monotonic()
+        if self._assignment is None:
+            claim = self._leases.claim(self.served, self._terms.lease_seconds)
+        else:
+            claim = self._leases.claim_work(self._assignment.work_id, self.served, self._terms.lease_seconds)
+            beside = tuple(f"{self.served.host}/{device}" for device in self._assignment.beside)
+            claim = None if claim is None else replace(claim, other_slots=beside)
+        if claim is None:
+            yield None
+            return
+        holder = self._holder = LeaseHolder(claim.lease, self._terms, claimed_at)
+        try:
+            if self._stop is not None:
+                holder.request(self._stop)
+            yield claim, holder
+        finally:
+            self._holder = None
+
+    @property
+    def holder(self) -> LeaseHolder | None:
+        """The lease in use, or None."""
+        return self._holder
+
+    def request_stop(self, reason: StopReason) -> None:
+        """Request the running work, and work that is claimed later, to stop."""
+        self._stop = reason if self._stop is None else max(self._stop, reason)
+        if (holder := self._holder) is not None:
+            holder.request(self._stop)

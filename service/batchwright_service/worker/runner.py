@@ -38,6 +38,7 @@ from batchwright_service.application.rules.device_checks import mark_slot, probe
 from batchwright_service.application.rules.equal_tunings import answer_from
 from batchwright_service.application.rules.estimate_learning import correct_estimate, expect_context, keep_residual
 from batchwright_service.application.rules.warm_start import apply_warm_start
+from batchwright_service.domain import lease_waits
 from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.errors import ServiceError
@@ -57,10 +58,6 @@ _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
 """Outcomes of probes that a failure of the host may have caused."""
 _MAX_LOST_LEASES = 5
 """Consecutive owners that may vanish without recording anything; with one more, the work is taken as the cause."""
-
-
-_EQUAL_TUNING_SECONDS = 600.0
-"""The longest wait for an equal tuning in another slot. A longer one may be stuck, and this slot would stay idle."""
 _EQUAL_TUNING_PAUSE_SECONDS = 0.5
 
 
@@ -195,7 +192,7 @@ class WorkRunner:
         """
         if item.fresh or tuning.probes:
             return None
-        deadline = time.monotonic() + _EQUAL_TUNING_SECONDS
+        deadline = time.monotonic() + lease_waits.EQUAL_TUNING_SECONDS
         while True:
             is_awaited = holder.retry(lambda: self._evidence.is_measured_elsewhere(item.id, tuning.fingerprint))
             found = holder.retry(lambda: self._recommendations.with_fingerprint(tuning.fingerprint))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from batchwright_service.folders import make_private_folder
 from batchwright_service.observability.instruments import Instruments
-from batchwright_service.worker.device_lock import folder_identity
 
 _MAX_BEAT_SECONDS = 0.75
 """Longest interval of heartbeats, which see cancellations of other processes within the documented two seconds."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,18 @@ class WorkerSettings:
     @property
     def owner_prefix(self) -> str:
         """Prefix of the names of all owners that used the lock files of this folder since the host was started."""
-        return f"{self.node_name}:{folder_identity(self.locks_dir)}:"
+        return f"{self.node_name}:{_folder_identity(self.locks_dir)}:"
 
     def new_owner(self) -> str:
         """Create a name that no other process has or had."""
         return f"{self.owner_prefix}{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def _folder_identity(folder: Path) -> str:
+    """Return a text that identifies a folder of a running host, and create the folder.
+
+    A path would not do: two containers may each have a folder with the same path.
+    """
+    status = make_private_folder(folder).stat()
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return hashlib.sha256(f"{boot}:{status.st_dev}:{status.st_ino}".encode()).hexdigest()[:8]

@@ -1,23 +1,59 @@
-"""The exclusive right of one process to serve a device of this host: its slot."""
+"""The exclusive right of one process to serve a device of this host, its slot, and the lock file that proves it."""
 
 from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from batchwright.client.documents.workers import ServedDevice
+from batchwright_service.domain import lease_waits
 from batchwright_service.errors import DeviceTakenError, ServiceError
+from batchwright_service.folders import make_private_folder
 from batchwright_service.store.devices import DeviceStore
 from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import SlotHolder
-from batchwright_service.worker.device_lock import DeviceLock
 from batchwright_service.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
-_LOCK_WAIT_SECONDS = 5.0
-"""The time for which a service that starts waits for the end of the previous one."""
+_LOCK_RETRY_SECONDS = 0.1
 _RETRY_SECONDS = 0.2
+
+
+class DeviceLock:
+    """The exclusive right to serve one device from one data folder. A new owner knows that the last one has ended.
+
+    The kernel releases the lock file at any end of its process.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.device = device
+        self.path = folder / f"{device.replace(':', '-').replace('/', '-')}.lock"
+        self._lock = FileLock(self.path, thread_local=False, poll_interval=_LOCK_RETRY_SECONDS, fallback_to_soft=False)
+
+    def acquire(self, owner: str, wait_seconds: float = 0.0) -> None:
+        """Acquire the lock; ``owner`` is written into the file as information for people.
+
+        Raises:
+            DeviceTakenError: when another live process does not release the lock within ``wait_seconds``.
+        """
+        make_private_folder(self.path.parent)
+        try:
+            self._lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            holder = self.path.read_text(errors="replace").strip() or "another process"
+            raise DeviceTakenError(
+                f"{self.device} is served by {holder} already (lock file {self.path}): end that process, or serve "
+                "other devices"
+            ) from None
+        self.path.write_text(owner)
+
+    def release(self) -> None:
+        """Release the lock. Idempotent."""
+        self._lock.release()
 
 
 class Slot:
@@ -48,7 +84,7 @@ class Slot:
             DeviceTakenError: when another live process serves the device.
             StoreUnavailableError: when the database cannot be used.
         """
-        self._lock.acquire(self._served.owner, _LOCK_WAIT_SECONDS)
+        self._lock.acquire(self._served.owner, lease_waits.SLOT_SECONDS)
         try:
             if not self._is_assigned:
                 self._await_death_of_other()

@@ -192,7 +192,7 @@ def test_an_equal_tuning_is_not_awaited_for_ever(
     store: Store, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """A tuning that has waited in vain is measured."""
-    monkeypatch.setattr("batchwright_service.worker.runner._EQUAL_TUNING_SECONDS", 0.0)
+    monkeypatch.setattr("batchwright_service.domain.lease_waits.EQUAL_TUNING_SECONDS", 0.0)
     runner, work_id = request.getfixturevalue("beside")
     item = ended(store, work_id)
     assert item.state is State.SUCCEEDED
@@ -612,7 +612,7 @@ def test_a_device_is_served_once(
     store: Store, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second service on the same data folder is refused, naming the device and the holder."""
-    monkeypatch.setattr("batchwright_service.worker.slot._LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("batchwright_service.domain.lease_waits.SLOT_SECONDS", 0.0)
     start(ScriptedRunner(37))
     second = Coordinator(store, [InlineExecutor(CPU, ScriptedRunner(37), no_training)], {}, worker_settings(tmp_path))
     with pytest.raises(DeviceTakenError, match=r"cpu is served by host:"):

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from batchwright.client.documents.states import State
+from batchwright_service.domain import lease_waits
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database import claim_admission
 from batchwright_service.store.database.engine import open_engine, read_transaction
@@ -23,8 +24,8 @@ from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.inline import InlineExecutor
-from batchwright_service.worker.idle_pause import IdlePause
 from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.work_loop import IdlePause
 from batchwright_service.worker_bootstrap import worker_connections
 from tests.service.worker.test_device_worker import VERSIONS, ended, no_training, queue_tuning, worker_settings
 from tests.support.factories import CPU
@@ -106,14 +107,14 @@ def test_a_claim_behind_those_of_many_others_is_repeated_at_once(
     store: Store, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The worker neither waits for a notification, as if there were no work, nor warns of the database."""
-    monkeypatch.setattr(claim_admission, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(lease_waits, "CLAIM_SECONDS", 0.1)
     start(ScriptedRunner(37))
     until(store, WAITING, 1)
     with ExitStack() as holding:
         engine = open_engine(store.engine.url.render_as_string(hide_password=False))
         holding.callback(engine.dispose)
         for _ in range(claim_admission.TICKETS):
-            holding.enter_context(claim_admission.admitted(engine, read_transaction))
+            holding.enter_context(claim_admission.admitted(engine, read_transaction, 0.0))
         work_id = queue_tuning(store)
         until(store, WAITING, 0)
         threading.Event().wait(1.0)  # several times as long as a claim has patience

@@ -25,8 +25,6 @@ TICKETS = 16
 statements of a claim; with 16, the last one waits for about a tenth of a second."""
 TICKET_CLASS = 0x62617463
 """The first key of the tickets, an arbitrary number that no other pair of keys begins with: "batc"."""
-PATIENCE_SECONDS = 10.0
-"""The time for which a claim waits for a ticket. A worker that is asked to stop may wait for as long."""
 _FIRST_DELAY_SECONDS = 0.02
 _LONGEST_DELAY_SECONDS = 1.0
 """The longest delay in the mean: 250 waiting processes so try 250 times a second, 0.1 ms of the server each."""
@@ -44,20 +42,19 @@ Transaction = Callable[[Engine], AbstractContextManager[Connection]]
 
 
 @contextmanager
-def admitted(engine: Engine, transaction: Transaction, patience_seconds: float | None = None) -> Iterator[Connection]:
+def admitted(engine: Engine, transaction: Transaction, wait_seconds: float) -> Iterator[Connection]:
     """Open a transaction that may stand in the line for the lock of claims. SQLite admits all: it has its own line.
 
     Args:
         engine: the engine of the database.
         transaction: opens the transaction.
-        patience_seconds: the time for which to wait for a ticket; ``PATIENCE_SECONDS`` by default.
+        wait_seconds: the time for which to wait for a ticket.
 
     Raises:
         ClaimsCrowdedError: when there was no ticket in time.
         StoreUnavailableError: when the database cannot be reached.
     """
-    patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + wait_seconds
     delay = _FIRST_DELAY_SECONDS
     while True:
         with ExitStack() as attempt:
@@ -67,6 +64,6 @@ def admitted(engine: Engine, transaction: Transaction, patience_seconds: float |
                     yield connection
                 return
         if time.monotonic() > deadline:
-            raise ClaimsCrowdedError(f"other claims went first for {patience_seconds:g} s; this one is repeated")
+            raise ClaimsCrowdedError(f"other claims went first for {wait_seconds:g} s; this one is repeated")
         time.sleep(delay * random.uniform(0.5, 1.5))
         delay = min(2 * delay, _LONGEST_DELAY_SECONDS)

@@ -123,7 +123,7 @@ def test_a_claim_gives_up_when_no_ticket_is_returned(stores: list[Store]) -> Non
     fill(stores[0].engine, 1)
     with ExitStack() as holding:
         for store in stores[:TICKETS]:
-            holding.enter_context(admitted(store.engine, read_transaction))
+            holding.enter_context(admitted(store.engine, read_transaction, 0.0))
         with pytest.raises(ClaimsCrowdedError, match="other claims went first"):
             holding.enter_context(admitted(stores[-1].engine, read_transaction, 0.0))
     assert claimed(stores[-1]).lease.token == 1
