@@ -1,4 +1,4 @@
-"""Plain values of the store, without SQL: work, leases, recommendations, filters."""
+"""Plain values that several modules of the store share, without SQL: work, leases, recommendations, filters."""
 
 from __future__ import annotations
 

@@ -155,9 +155,9 @@ def send(devices: DeviceStore, beat: Beat, holders: Sequence[LeaseHolder]) -> Be
     Raises:
         StoreUnavailableError: when the store cannot be reached; the holders count it as unreachable.
     """
-    renewals = [holder.renewal() for holder in holders]
+    renewals = [holder.begin_renewal() for holder in holders]
     leases = tuple(holder.lease for holder in holders)
     reply = devices.beat(Beat(beat.lease_seconds, leases, beat.devices, beat.changed, beat.idle))
-    for renewal in renewals:
-        renewal.end(reply)
+    for end in renewals:
+        end(reply)
     return reply

@@ -49,19 +49,6 @@ class LeaseTerms:
     shutdown_grace_seconds: float
 
 
-@dataclass(frozen=True)
-class Renewal:
-    """A renewal in progress: its lease holder, when it began, and whether the store was unreachable before."""
-
-    holder: LeaseHolder
-    began: float
-    was_unreachable: bool
-
-    def end(self, reply: BeatReply) -> None:
-        """Give the result to the lease holder."""
-        self.holder.end_renewal(self, reply)
-
-
 class LeaseHolder:
     """A lease in use. The heartbeat renews the lease; the worker reads ``grace_seconds`` and writes with ``retry``."""
 
@@ -101,22 +88,25 @@ class LeaseHolder:
         """Request the work to stop."""
         self._stops.add(reason)
 
-    def renewal(self) -> Renewal:
-        """Begin a renewal, by the heartbeat. Until its result is known, the store counts as unreachable."""
-        begun = Renewal(self, self._clock(), self._is_store_unreachable)
-        self._is_store_unreachable = True
-        return begun
+    def begin_renewal(self) -> Callable[[BeatReply], None]:
+        """Begin a renewal, by the heartbeat, and return the function that takes its result.
 
-    def end_renewal(self, renewal: Renewal, reply: BeatReply) -> None:
-        """Take the new lifetime of the lease from the result, and request a stop when the work must end."""
-        if (state := reply.renewed.get(self.lease)) is not None:
-            self._renewed_at, self._is_store_unreachable = renewal.began, False
-            if state is State.CANCELLING:
-                self.request(StopReason.CANCELLED)
-            return
-        self._is_store_unreachable = renewal.was_unreachable
-        if self.lease in reply.lost:
-            self.request(StopReason.LOST)
+        Until the result is known, the store counts as unreachable.
+        """
+        began, was_unreachable = self._clock(), self._is_store_unreachable
+        self._is_store_unreachable = True
+
+        def end(reply: BeatReply) -> None:
+            if (state := reply.renewed.get(self.lease)) is not None:
+                self._renewed_at, self._is_store_unreachable = began, False
+                if state is State.CANCELLING:
+                    self.request(StopReason.CANCELLED)
+                return
+            self._is_store_unreachable = was_unreachable
+            if self.lease in reply.lost:
+                self.request(StopReason.LOST)
+
+        return end
 
     def retry(self, call: Callable[[], _T]) -> _T:
         """Call the store until it can be reached, while the lease is valid.
