@@ -12,13 +12,15 @@ from batchwright.cli.display import recommendation_panel
 from batchwright.errors import PlanError, TuningFailedError
 from batchwright.planning.accumulation import divisors_up_to, probe_window, repeated_plan
 from batchwright.planning.session import Tuning
+from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.requests import Baseline, ProbeRequest, TuningRequest
 from batchwright.schemas.results import (
     CountedRank,
     CountedUpdates,
     Outcome,
+    Phase,
     PhaseSeconds,
     ProbeResult,
     SharedImports,
@@ -232,8 +234,9 @@ def test_neither_an_estimate_nor_a_check_of_the_loss_is_requested() -> None:
 
 def test_a_changed_script_has_another_fingerprint() -> None:
     """And the same request, so that it may warm-start the search."""
-    one, other = tuning(), tuning()
-    other.versions["file train.py"] = "def"
+    one = tuning().conditions
+    changed = {**one.versions, "file train.py": "def"}
+    other = conditions_of(one.request, one.device, environment={}, versions=changed)
     assert one.fingerprint != other.fingerprint
     assert one.request_fingerprint == other.request_fingerprint
 
@@ -505,3 +508,22 @@ def test_the_command_line_tells_the_shared_imports(of_probe: tuple[bool, SharedI
     with console.capture() as captured:
         console.print(recommendation_panel(found))
     assert line.format(probes=len(found.evidence.probes)) in captured.get()
+
+
+def test_a_baseline_off_the_grid_of_a_command_is_probed() -> None:
+    """4 is no multiple of 8, so the search has no such size; its probe runs after the search, and shows the gain."""
+    course = tuning(64, granularity=8, baseline=Baseline(micro_batch_size=4))
+    found = finish(course, largest=37)
+    assert [probe.micro_batch_size for probe in found.evidence.probes].count(4) == 1
+    assert found.gain is not None
+    assert found.gain.baseline_fits
+
+
+def test_a_warm_started_search_knows_that_a_command_may_refuse_one_sample() -> None:
+    """An error before the first update at a size of one leaves the larger sizes to try, as without a warm start."""
+    limit: dict[str, Any] = {"memory_limit_bytes": LIMIT, "memory_margin": 0.0}
+    stored = finish(tuning(200, **limit), largest=37)
+    course = tuning(200, **limit | {"memory_limit_bytes": 2 * LIMIT})
+    course.warm_start_from(stored)
+    course.record(probe_result(1, Outcome.ERROR).model_copy(update={"phase": Phase.BUILD}))
+    assert course.next_probe() is not None

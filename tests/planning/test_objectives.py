@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from io import StringIO
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -19,10 +19,13 @@ from rich.console import Console
 from batchwright.cli.display import describe_parts, probe_row, recommendation_panel
 from batchwright.errors import SearchError
 from batchwright.hardware.inventory import cpu
-from batchwright.planning.accumulation import balanced_split, probe_window
+from batchwright.planning.accumulation import balanced_split, probe_window, sizes_for_steps
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.objectives import alternatives, next_to_time, sizes_for_steps
+from batchwright.planning.objectives.by_name import objective_of
+from batchwright.planning.objectives.fastest import Fastest
+from batchwright.planning.objectives.objective import ObjectiveStrategy
 from batchwright.planning.parameters import DEFAULT_PARAMETERS
+from batchwright.planning.plan_figures import alternatives
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Headroom, Proof, Recommendation
@@ -211,7 +214,7 @@ def test_one_fit_is_enough_to_expect_that_the_whole_share_fits() -> None:
     device = Device(per_sample=10 * MIB, gradients=200 * MIB)
     course = tuning("largest", 85)
     for size in (70, 71):
-        course.record(device(course._request(size)))
+        course.record(device(course.conditions.probe(size)))
     probe = course.next_probe()
     assert probe is not None
     assert (probe.micro_batch_size, probe.measures_time) == (85, False)
@@ -223,7 +226,7 @@ def test_peaks_that_the_limit_cuts_off_do_not_promise_the_whole_share(sizes: tup
     course, device = tuning("largest", 100), Device(per_sample=10 * MIB, gradients=200 * MIB)
     for size in sizes:
         cut = min(device.used(size, accumulates=True), (0.989 + size * 1e-5) * LIMIT)
-        result = device(course._request(size)).model_copy(
+        result = device(course.conditions.probe(size)).model_copy(
             update={"process_peak_bytes": round(cut), "limit_bytes": LIMIT}
         )
         course.record(result)
@@ -404,7 +407,7 @@ def test_a_tie_with_the_expectation_ends_the_timing() -> None:
             spec=mlp_spec(), micro_batch_size=size, samples_per_window=512, device="cpu", measures_time=True
         )
         course.record(plain(request))
-    assert next_to_time(512, 40, course.probes) is None
+    assert Fastest().next_to_time(512, 40, course.probes) is None
 
 
 # --- time of an update ---
@@ -468,7 +471,7 @@ def test_alternatives_without_measurements_have_no_figures() -> None:
     course = tuning("largest", 102)
     device = holding(37)
     for size in (37, 38):
-        course.record(device(course._request(size)))
+        course.record(device(course.conditions.probe(size)))
     found = finish(course, device)
     assert [
         (alternative.peak_bytes, alternative.samples_per_second, alternative.source)
@@ -482,7 +485,7 @@ def test_alternatives_of_the_whole_share_hold_no_gradients(largest: int) -> None
     device = Device(per_sample=5 * MIB, gradients=200 * MIB)
     course = tuning("largest", 100)
     for size in {1, largest, 100}:
-        course.record(device(course._request(size)))
+        course.record(device(course.conditions.probe(size)))
     whole, *others = finish(course, device).alternatives
     assert (whole.micro_batch_size, whole.peak_bytes) == (100, 600 * MIB)
     known = [None if largest == 1 else round(device.used(other.micro_batch_size, accumulates=True)) for other in others]
@@ -687,3 +690,9 @@ def test_a_share_that_is_no_multiple_gets_no_probe_of_its_own() -> None:
     device = holding(90, gradients=600 * MIB)
     found = finish(tuning("largest", 85, granularity=8), device)
     assert all(probe.micro_batch_size % 8 == 0 for probe in found.evidence.probes if not probe.runs_plan)
+
+
+@pytest.mark.parametrize("objective", get_args(Objective))
+def test_every_objective_of_a_request_is_implemented(objective: Objective) -> None:
+    """A name without an objective would fail the first tuning that has it."""
+    assert isinstance(objective_of(tuning_request(objective=objective)), ObjectiveStrategy)

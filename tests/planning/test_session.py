@@ -106,13 +106,14 @@ def test_a_micro_batch_as_large_as_the_share_does_not_accumulate() -> None:
     assert all(accumulates.values())
 
 
-GRADIENTS = ModelSummary(parameters=500, trainable_parameters=500, parameter_bytes=2000)
+UNIT = 2**14
+GRADIENTS = ModelSummary(parameters=500 * UNIT, trainable_parameters=500 * UNIT, parameter_bytes=2000 * UNIT)
 
 
 def with_gradients(probe: ProbeRequest) -> ProbeResult:
-    """A device of 10,000 bytes: 100 a sample, 1000 always, and 2000 of gradients while an update accumulates."""
-    used = 1000 + 100 * probe.micro_batch_size + (2000 if probe.accumulates else 0)
-    fits = used <= 10_000
+    """A device of 10,000 units: 100 a sample, 1000 always, and 2000 of gradients while an update accumulates."""
+    used = UNIT * (1000 + 100 * probe.micro_batch_size + (2000 if probe.accumulates else 0))
+    fits = used <= 10_000 * UNIT
     return probe_result(
         probe.micro_batch_size,
         Outcome.FIT if fits else Outcome.OOM,
@@ -128,15 +129,14 @@ def with_gradients(probe: ProbeRequest) -> ProbeResult:
 )
 def test_the_whole_share_may_fit_where_less_does_not(share: int, largest: int, steps: int) -> None:
     """An update of one micro-batch holds no gradients: up to 90 samples fit as a whole, 70 when they accumulate."""
-    course = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
-    course.probe_limit_bytes = 10_000
+    request = tuning_request(effective_batch_size=share, memory_limit_bytes=10_000 * UNIT, memory_margin=0.0)
+    course = tuning(request)
     while (probe := course.next_probe()) is not None:
         course.record(with_gradients(probe))
     found = course.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
     assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (largest, steps)
     assert found.warnings == ()
-    rebuilt = tuning(tuning_request(effective_batch_size=share, memory_limit_bytes=2 * GIB))
-    rebuilt.probe_limit_bytes = 10_000
+    rebuilt = tuning(request)
     for result in course.probes:
         rebuilt.record(result)
     assert rebuilt.next_probe() is None
@@ -383,8 +383,8 @@ def test_an_estimate_seeds_the_search_without_changing_the_answer() -> None:
     course = tuning(tuning_request())
     question = course.expectation_request()
     assert question is not None
-    assert (question.samples_per_window, question.limit_bytes) == (100, course.probe_limit_bytes)
-    slope = course.probe_limit_bytes // 38
+    assert (question.samples_per_window, question.limit_bytes) == (100, course.conditions.probe_limit_bytes)
+    slope = course.conditions.probe_limit_bytes // 38
     points = tuple(ExpectedPeak(micro_batch_size=item, used_bytes=item * slope) for item in (1, 100))
     course.start_from_estimate(ExpectedPeaks(points=points))
     while (probe := course.next_probe()) is not None:
@@ -401,7 +401,7 @@ def test_an_estimate_seeds_the_search_without_changing_the_answer() -> None:
 def led_by_a_late_estimate(after: int | None) -> Recommendation:
     """A tuning of 1,000 samples, of which 437 fit, with an estimate that is there after so many probes."""
     course = tuning(tuning_request(effective_batch_size=1000))
-    slope = course.probe_limit_bytes // 438
+    slope = course.conditions.probe_limit_bytes // 438
     points = tuple(ExpectedPeak(micro_batch_size=item, used_bytes=item * slope) for item in (1, 1000))
 
     def late() -> ExpectedPeaks | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchwright.errors import SearchError, SpecError
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.session import Tuning
-from batchwright.planning.warm_start import measured_peaks
+from batchwright.planning.warm_start import measured_peaks, warm_start_from
 from batchwright.schemas.recommendation import Evidence, Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult, UpdateTiming
@@ -234,7 +234,7 @@ def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: 
 def test_the_fastest_plan_is_searched_and_timed_again() -> None:
     """A peak does not confirm a time: the stored recommendation only seeds the search with its curve."""
     request = request_under(objective="fastest")
-    start = new_tuning(request, NOW).possible_warm_start(stored_recommendation(request))
+    start = warm_start_from(stored_recommendation(request), new_tuning(request, NOW).conditions)
     assert start.size is None
     assert start.peaks is not None
 
@@ -317,7 +317,7 @@ def test_a_kernels_own_limit_counts_for_the_same_versions_only(versions: dict[st
     """Another version may have lifted it; less memory has not."""
     stored = stored_recommendation(memory=Memory(largest_valid=40))
     assert stored.evidence.proof.stopped_by == "invalid-size"
-    start = new_tuning(request_under(990 * MIB), versions).possible_warm_start(stored)
+    start = warm_start_from(stored, new_tuning(request_under(990 * MIB), versions).conditions)
     assert start.size == (40 if confirms else None)
 
 
@@ -336,7 +336,9 @@ def test_contradictory_probes_cannot_be_confirmed() -> None:
     odd = (*stored.evidence.probes, probe_result(60, used_bytes=MIB))
     evidence = Evidence(probes=odd, proof=stored.evidence.proof)
     assert (
-        new_tuning(request_under(), NOW).possible_warm_start(stored.model_copy(update={"evidence": evidence})).size
+        warm_start_from(
+            stored.model_copy(update={"evidence": evidence}), new_tuning(request_under(), NOW).conditions
+        ).size
         is None
     )
 

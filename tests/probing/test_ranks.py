@@ -60,7 +60,7 @@ def test_the_largest_size_of_real_ranks_is_that_of_a_scan(
         spec(strategy, ranks), 64 * ranks, memory_limit_bytes=LIMIT_BYTES, memory_margin=0.0, max_micro_batch_size=32
     )
     tuning = Tuning(request, cpu(), environment=supervisor.environment(), versions={})
-    assert tuning.rank_devices == ("cpu",) * ranks
+    assert tuning.conditions.rank_devices == ("cpu",) * ranks
     while (wanted := tuning.next_probe()) is not None:
         tuning.record(supervisor.run(wanted))
     proof = tuning.proof_of_search()
@@ -166,5 +166,5 @@ def test_ranks_run_where_there_is_memory_for_each() -> None:
     tunings.append(
         Tuning(request.model_copy(update={"memory_limit_bytes": small.total_bytes}), small, environment={}, versions={})
     )
-    assert [tuning.rank_devices for tuning in tunings] == [("cpu", "cpu"), ()]
-    assert tunings[0].request_fingerprint != tunings[1].request_fingerprint
+    assert [tuning.conditions.rank_devices for tuning in tunings] == [("cpu", "cpu"), ()]
+    assert tunings[0].conditions.request_fingerprint != tunings[1].conditions.request_fingerprint

@@ -12,7 +12,7 @@ from batchwright.client.documents.work import ProbeList, QueuePosition, Tuning, 
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.errors import UnreadableDocumentError
 from batchwright.hardware.matching import with_catalogue_name
-from batchwright.planning.session import Tuning as TuningSession
+from batchwright.planning.tuning_conditions import TuningConditions, conditions_of
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import HardwareRequest, TuningRequest
 from batchwright_service.application import views
@@ -142,12 +142,12 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
             check_cards_of_ranks(request.command, served, self._store.devices.list())
         request = request.model_copy(update={"device": served.device.id})
         environment = probe_environment(request, served)
-        session = TuningSession(request, served.device, environment=environment, versions=served.versions)
-        work = _placed(self._new(request, submission, caller), session, served)
+        conditions = conditions_of(request, served.device, environment=environment, versions=served.versions)
+        work = _placed(self._new(request, submission, caller), conditions, served)
         if not submission.fresh:
             if (stored := self._stored_tuning(work.fingerprint)) is not None:
                 return self._serve_stored(stored, replace(work, priority=0), request, served, idempotency)
-            work = replace(work, warm_start_from=find_warm_start(self._store.recommendations, session))
+            work = replace(work, warm_start_from=find_warm_start(self._store.recommendations, conditions))
         placed = (served.device.id, served.hardware)
         alive = [worker.served for worker in self._context.live_workers()]
         check_packages_of_probes(request, [other for other in alive if (other.device.id, other.hardware) == placed])
@@ -181,15 +181,15 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         for served in one_of_each_kind(workers_with(need, self._context.live_workers())):
             environment = probe_environment(request, served)
             peers = (served.device.id,) * (need.devices_per_node - 1)
-            session = TuningSession(
+            conditions = conditions_of(
                 request, served.device, environment=environment, versions=served.versions, peers=peers
             )
             if submission.fresh:
                 continue
-            if (stored := self._stored_tuning(session.fingerprint)) is not None:
-                work = replace(_placed(work, session, served), priority=0)
+            if (stored := self._stored_tuning(conditions.fingerprint)) is not None:
+                work = replace(_placed(work, conditions, served), priority=0)
                 return self._serve_stored(stored, work, request, served, idempotency)
-            found = work.warm_start_from or find_warm_start(self._store.recommendations, session)
+            found = work.warm_start_from or find_warm_start(self._store.recommendations, conditions)
             work = replace(work, warm_start_from=found)
         alive = workers_with(need, self._context.live_workers())
         check_packages_of_probes(request, [worker.served for worker in alive])
@@ -280,12 +280,12 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         return views.tuning(item, self._store.recommendations.get(found) if found else None, queue)
 
 
-def _placed(work: NewWork, session: TuningSession, served: ServedDevice) -> NewWork:
+def _placed(work: NewWork, conditions: TuningConditions, served: ServedDevice) -> NewWork:
     """Return the work for one device, whose fingerprints are known."""
     return replace(
         work,
-        device=session.device.id,
+        device=conditions.device.id,
         hardware=served.hardware,
-        fingerprint=session.fingerprint,
-        request_fingerprint=session.request_fingerprint,
+        fingerprint=conditions.fingerprint,
+        request_fingerprint=conditions.request_fingerprint,
     )

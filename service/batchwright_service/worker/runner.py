@@ -231,7 +231,7 @@ class WorkRunner:
         if request.hardware is None or tuning.probes:
             return None
         need = HardwareNeed.of_kind(self._served.device, request.hardware.devices_per_node)
-        return Binding(need.lane, tuning.fingerprint, tuning.request_fingerprint)
+        return Binding(need.lane, tuning.fingerprint, tuning.conditions.request_fingerprint)
 
     def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int, binding: Binding | None) -> ProbeResult:
         """Run a probe and record it."""

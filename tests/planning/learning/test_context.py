@@ -21,7 +21,7 @@ def expected(*contexts: int | None, **versions: str) -> int:
     device = CUDA.model_copy(update={"expected_context_bytes": TABLE})
     request = TuningRequest(spec=gpt_spec(), effective_batch_size=64)
     tuning = Tuning(request, device, environment={}, versions=HERE)
-    then = {**tuning.versions, **versions}
+    then = {**tuning.conditions.versions, **versions}
     expect_measured_context(tuning, [residual(context_bytes=found, versions=then) for found in contexts])
     asked = tuning.expectation_request()
     assert asked is not None

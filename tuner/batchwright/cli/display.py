@@ -13,7 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from batchwright.planning.objectives import format_rate
+from batchwright.planning.objectives.by_name import objective_of
+from batchwright.planning.plan_figures import format_rate
 from batchwright.schemas.plans import Plan, UniformPlan, format_sizes
 from batchwright.schemas.recommendation import Alternative, Headroom, Recommendation, WhatIf
 from batchwright.schemas.results import Outcome, ProbeResult
@@ -123,11 +124,6 @@ _NO_WHAT_IF = "no change is expected to fit a larger micro-batch, or the plan ha
 
 _LARGER_NOT_TRIED = "plan around a micro-batch that fits; larger ones were not tried"
 _LARGER_NOT_KNOWN = "plan around a micro-batch that fits; larger ones may"
-_TITLES = {
-    "largest": "plan around the largest micro-batch that fits",
-    "fewest_steps": "fewest accumulation steps that fit",
-    "fastest": "fastest plan that fits",
-}
 
 
 def recommendation_panel(found: Recommendation) -> Panel:
@@ -142,8 +138,9 @@ def _title(found: Recommendation) -> str:
     if not found.feasible:
         return "nothing fits" if found.largest_micro_batch_size is None else "no plan, though a micro-batch fits"
     proof = found.evidence.proof
-    if found.request.objective != "largest" or proof.shows_larger_fail:
-        return _TITLES[found.request.objective]
+    objective = objective_of(found.request)
+    if objective.is_of_plans or proof.shows_larger_fail:
+        return objective.title
     return _LARGER_NOT_TRIED if proof.stopped_by == "bound" else _LARGER_NOT_KNOWN
 
 
@@ -158,7 +155,7 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     if found.evidence.plan_proof:
         facts.append(("plan proof", found.evidence.plan_proof))
     if found.choice and (
-        found.request.objective != "largest" or found.largest_micro_batch_size != found.evidence.proof.fits
+        objective_of(found.request).is_of_plans or found.largest_micro_batch_size != found.evidence.proof.fits
     ):
         facts.append(("choice", found.choice))
     if len(found.alternatives) > 1:

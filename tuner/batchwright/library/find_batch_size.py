@@ -15,6 +15,7 @@ from batchwright.errors import FieldProblem, SpecError, TuningFailedError
 from batchwright.exports.advice import OWN_OPTIMIZER
 from batchwright.library.recommendation import Recommendation
 from batchwright.library.tuning import run_request, tuning_request
+from batchwright.planning.objectives.by_name import objective_of
 from batchwright.schemas.optimizer import OptimizerSpec
 from batchwright.schemas.recommendation import Advice
 from batchwright.schemas.requests import TuningRequest
@@ -189,7 +190,7 @@ def _require_one_micro_batch(request: TuningRequest) -> None:
         SpecError: naming the first argument that needs one.
     """
     needing = {
-        "objective": request.objective != "largest",
+        "objective": objective_of(request).is_of_plans,
         "what_if": request.what_if,
         "baseline": request.baseline is not None,
         "uniform": request.uniform,

@@ -187,6 +187,24 @@ def divisors_up_to(share: int, bound: int, granularity: int = 1) -> tuple[int, .
     return tuple(sorted(size for size in divisors if size <= bound and size % granularity == 0)) or (1,)
 
 
+def sizes_for_steps(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:
+    """The sizes at which the number of accumulation steps changes: the smallest size for each number, rising.
+
+    Args:
+        share: samples of a rank in an update.
+        bound: the largest size, at most ``share``.
+        granularity: only multiples of it count (``bound`` itself where that is smaller).
+    """
+    granularity = min(granularity, bound)
+    size = bound // granularity * granularity
+    found: list[int] = []
+    while size > 0:
+        smallest = -(-plan_size(share, steps_of(share, size)) // granularity) * granularity
+        found.append(smallest)
+        size = smallest - granularity
+    return tuple(reversed(found))
+
+
 def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_size: int) -> None:
     """Refuse numbers whose balanced plan would list more than ``MOST_MICRO_BATCHES``, without building the plan.
 

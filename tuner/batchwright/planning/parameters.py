@@ -162,7 +162,7 @@ class SearchParameters:
     ``same_peak_tolerance`` all the same. Beside three busy processes on two cores, 54 probes of one MLP took 166.4 to
     170.1 MB, which is 2.2 %: threads that do not run at once hold less at once."""
 
-    # --- the timing of plans (batchwright.planning.objectives) ---
+    # --- the timing of plans (batchwright.planning.objectives.fastest) ---
 
     most_timed_plans: int = 4
     """Most plans that are timed, each in a process and some seconds: enough for the fewest steps, a neighbour, and two

@@ -1,9 +1,4 @@
-"""The bounds of a tuning: the memory it may take, and the sizes worth probing. Pure, no torch.
-
-A plan lists every micro-batch of an update, ``batchwright.planning.accumulation.MOST_MICRO_BATCHES`` at most: a request
-whose largest size worth probing would take more is refused before any probe. Where a search ends at a size that would,
-the tuning ends with the same error.
-"""
+"""The bounds of a tuning: the memory it may take, and the sizes worth probing. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError
-from batchwright.planning.accumulation import check_divisible, check_listable, divisors_up_to
-from batchwright.planning.objectives import sizes_for_steps
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo, ExpectedPeaks
@@ -147,44 +140,3 @@ def _check_room_for_context(limit_bytes: int, margin: float, device: DeviceInfo)
         f"leaves no memory for tensors: the context of a process on {device.id} ({device.name}) takes at least "
         f"{format_bytes(context)} ({context} bytes). Raise the limit, or leave it out to use the whole device"
     )
-
-
-def search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool = False) -> SearchSpace:
-    """The sizes worth probing: no plan can use a micro-batch above a rank's share.
-
-    For a command, the divisors of the share, as it repeats one size. For every objective but the largest size, those at
-    which the number of accumulation steps changes: plans depend on
-    nothing else. ``elastic`` is that of ``SearchSpace``.
-    """
-    bound, reason = share, f"the {share} samples of a rank in one update"
-    if request.max_micro_batch_size is not None and request.max_micro_batch_size < share:
-        bound, reason = (
-            request.max_micro_batch_size,
-            f"the requested maximum of {request.max_micro_batch_size}",
-        )
-    if request.searches_divisors:
-        sizes = divisors_up_to(share, bound, request.granularity)
-        if sizes[-1] < bound:
-            reason = f"the largest divisor of the {share} samples of a rank; {reason}"
-        return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
-    if request.objective == "largest":
-        return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
-    sizes = sizes_for_steps(share, bound, request.granularity)
-    highest = max(1, bound // request.granularity) * request.granularity
-    if sizes[-1] < highest:
-        reason = f"{highest} would take as many accumulation steps; {reason}"
-    if request.granularity > 1:
-        reason = f"of the multiples of {request.granularity}: {reason}"
-    return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
-
-
-def check_plan(request: TuningRequest, space: SearchSpace) -> None:
-    """Refuse a request whose plan would be too long even with the largest size worth probing.
-
-    Raises:
-        PlanError: with the numbers, the limit, and numbers that are possible; also when the ranks of a command do not
-            divide the batch.
-    """
-    if request.command is not None:
-        check_divisible(request.effective_batch_size, request.spec.parallelism.world_size)
-    check_listable(request.effective_batch_size, request.spec.parallelism.world_size, space.size(space.count))

@@ -22,38 +22,12 @@ from batchwright.errors import FieldProblem, SpecError
 from batchwright.planning.fingerprint import commit_of, fingerprint, fingerprinted_versions, request_content
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.posterior import last_affine_piece
-from batchwright.planning.search_space import SearchSpace
+from batchwright.planning.tuning_conditions import TuningConditions
 from batchwright.schemas.recommendation import Proof, Recommendation, WarmStart
-from batchwright.schemas.requests import TuningRequest
-from batchwright.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from batchwright.units import format_bytes
 
 _FAILED = (Outcome.OOM, Outcome.INVALID_SIZE)
-
-
-@dataclass(frozen=True)
-class TuningConditions:
-    """The conditions of a tuning, with which a stored recommendation is compared.
-
-    Attributes:
-        request: the request of the tuning.
-        device: the device it will run on.
-        environment: the environment variables of its probes.
-        versions: the versions that matter for the spec.
-        memory_limit_bytes: the memory a run may take.
-        probe_limit_bytes: the memory a probe may take: the limit without the margin.
-        space: the sizes that are searched.
-        ranks: ranks that a probe runs; 0 where one rank stands for the others, or is the only one.
-    """
-
-    request: TuningRequest
-    device: DeviceInfo
-    environment: dict[str, str]
-    versions: dict[str, str]
-    memory_limit_bytes: int
-    probe_limit_bytes: int
-    space: SearchSpace
-    ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,9 +62,7 @@ class PossibleWarmStart:
         )
 
 
-def warm_start_from(
-    stored: Recommendation, now: TuningConditions, parameters: SearchParameters = DEFAULT_PARAMETERS
-) -> PossibleWarmStart:
+def warm_start_from(stored: Recommendation, now: TuningConditions) -> PossibleWarmStart:
     """The warm start that ``stored`` gives a tuning under the conditions ``now``.
 
     Raises:
@@ -99,7 +71,7 @@ def warm_start_from(
     problems = [*_differences(stored, now), *_unproven(stored)]
     if problems:
         raise SpecError(problems, f"warm start from {stored.id}")
-    peaks = measured_peaks(stored, parameters) or (stored.evidence.expected if _fit(stored) else None)
+    peaks = measured_peaks(stored, now.parameters) or (stored.evidence.expected if _fit(stored) else None)
     return PossibleWarmStart(stored, size=_size_to_confirm(stored, now), peaks=peaks)
 
 
@@ -122,12 +94,7 @@ def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAUL
     )
 
 
-def confirmed_proof(
-    start: PossibleWarmStart,
-    probes: Sequence[ProbeResult],
-    now: TuningConditions,
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
-) -> Proof | None:
+def confirmed_proof(start: PossibleWarmStart, probes: Sequence[ProbeResult], now: TuningConditions) -> Proof | None:
     """The proof that rests on the stored proof; none when the new probes do not confirm the stored proof.
 
     The first probe that was not lost decides.
@@ -136,14 +103,14 @@ def confirmed_proof(
     then = _fit(start.stored)
     if start.size is None or first is None or then is None or first.micro_batch_size != start.size:
         return None
-    tolerance = parameters.same_peak_tolerance
+    tolerance = now.parameters.same_peak_tolerance
     if first.outcome is not Outcome.FIT or _has_more_room(first, start.stored, tolerance):
         return None
     if (excess := _excess_of_next_size(start, first, then)) is not None:
         if excess.now <= 0.0 < excess.then:  # the confirmed size takes slightly less now
             return None
         if now.device.kind == "cpu" and excess.now > tolerance:
-            tolerance = parameters.same_cpu_peak_tolerance
+            tolerance = now.parameters.same_cpu_peak_tolerance
     pairs = ((first.used_bytes, then.used_bytes), (first.held_bytes, then.held_bytes))  # in tensors, on the device
     is_same = all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
     return _proof(start.stored, then, first, now) if is_same else None
@@ -155,7 +122,7 @@ def confirmed_proof(
 def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldProblem]:
     ranks = max((len(probe.ranks) for probe in stored.evidence.probes), default=0)
     before = _leaves(request_content(stored.request, stored.device, stored.environment, ranks))
-    today = _leaves(request_content(now.request, now.device, now.environment, now.ranks))
+    today = _leaves(request_content(now.request, now.device, now.environment, len(now.rank_devices)))
     missing = "not set"
     return [
         FieldProblem(
@@ -200,7 +167,7 @@ def _unproven(stored: Recommendation) -> list[FieldProblem]:
 def _size_to_confirm(stored: Recommendation, now: TuningConditions) -> int | None:
     """The stored size, if a fit there is likely and would complete the tuning."""
     proof, then = stored.evidence.proof, _fit(stored)
-    if then is None or stored.request.objective == "fastest" or not _can_be_confirmed(stored, now):
+    if then is None or now.objective.times_plans or not _can_be_confirmed(stored, now):
         return None
     limit = _limit(stored) or 0
     fits_in = now.memory_limit_bytes >= limit or (then.held_bytes or 0) <= now.probe_limit_bytes

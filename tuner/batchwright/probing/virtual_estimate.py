@@ -142,7 +142,7 @@ def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEs
         shown = (each for each in probes if each.outcome in {Outcome.FIT, Outcome.OOM} and not each.runs_plan)
         ran = next((each for each in shown if each.micro_batch_size == size), None)
         if ran is None:
-            ran = _run(runner, _probe_request(request, size, tuning.probe_limit_bytes), report)
+            ran = _run(runner, _probe_request(request, size, tuning.conditions.probe_limit_bytes), report)
             probes.append(ran)
     peak = _peak(request, gpu, ran, Verdict.FITS) if ran.outcome is Outcome.FIT else None
     if ran.outcome is Outcome.OOM:

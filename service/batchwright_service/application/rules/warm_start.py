@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from batchwright.errors import SpecError
 from batchwright.planning.session import Tuning
-from batchwright.planning.warm_start import PossibleWarmStart
+from batchwright.planning.tuning_conditions import TuningConditions
+from batchwright.planning.warm_start import PossibleWarmStart, warm_start_from
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.models import WorkItem
@@ -19,10 +20,10 @@ _MAX_CANDIDATES = 8
 """Newest recommendations that are considered, in search of one that a single probe may confirm."""
 
 
-def find_warm_start(store: RecommendationStore, tuning: Tuning) -> str | None:
+def find_warm_start(store: RecommendationStore, conditions: TuningConditions) -> str | None:
     """Return the id of the best warm start: the newest that one probe may confirm, else the newest useful one."""
-    candidates = store.for_request(tuning.request_fingerprint, _MAX_CANDIDATES)
-    starts = [start for stored in candidates if (start := _warm_start(store, tuning, stored)) is not None]
+    candidates = store.for_request(conditions.request_fingerprint, _MAX_CANDIDATES)
+    starts = [start for stored in candidates if (start := _warm_start(store, conditions, stored)) is not None]
     confirmable = [start for start in starts if start.size is not None]
     return next((start.stored.id for start in [*confirmable, *starts]), None)
 
@@ -37,9 +38,11 @@ def apply_warm_start(store: RecommendationStore, item: WorkItem, tuning: Tuning)
         _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
 
 
-def _warm_start(store: RecommendationStore, tuning: Tuning, stored: Recommendation) -> PossibleWarmStart | None:
+def _warm_start(
+    store: RecommendationStore, conditions: TuningConditions, stored: Recommendation
+) -> PossibleWarmStart | None:
     with suppress(NotFoundError, SpecError):
-        start = tuning.possible_warm_start(_measured(store, stored))
+        start = warm_start_from(_measured(store, stored), conditions)
         return start if start.is_useful else None
     return None
 

@@ -6,12 +6,11 @@ that other probes time, or interpolated between those. Nothing is extrapolated b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from batchwright.planning.accumulation import plan_size, share_per_rank, steps_of
-from batchwright.planning.objectives import expected_bytes, expected_rate, format_rate, rate_of
+from batchwright.planning.plan_figures import expected_bytes, expected_rate, format_rate, rate_of
 from batchwright.schemas.plans import PlanSummary
 from batchwright.schemas.recommendation import Alternative, Gain, Proof, Recommendation
 from batchwright.schemas.requests import Baseline, TuningRequest
@@ -55,24 +54,6 @@ def gain_of(found: Recommendation) -> Gain | None:
         limit_bytes=room.limit_bytes,
         statement=_statement(before, chosen, memory, speedup, speed_source),
     )
-
-
-def baseline_to_probe(request: TuningRequest, share: int, proof: Proof, probes: Sequence[ProbeResult]) -> int | None:
-    """The baseline's size, where a probe of it would show its time and memory; none where one has, or it cannot fit."""
-    size = None if request.baseline is None else request.baseline.micro_batch_size
-    if size is None or size >= min(share, proof.fits) or any(probe.micro_batch_size == size for probe in probes):
-        return None
-    return None if request.command is not None and share % size else size
-
-
-def baseline_to_time(request: TuningRequest, share: int, proof: Proof, probes: Sequence[ProbeResult]) -> int | None:
-    """The largest micro-batch of the plan of as many steps as the baseline's size takes, unless it was timed."""
-    if request.baseline is None or request.baseline.micro_batch_size > min(share, proof.fits):
-        return None
-    size = plan_size(share, steps_of(share, request.baseline.micro_batch_size))
-    if request.command is not None and share % size:
-        return None
-    return None if any(probe.measures_time and probe.micro_batch_size == size for probe in probes) else size
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def expect_measured_context(
     found = [(tuning.expected_context_bytes, parameters.table_context_weight)]
     for residual in residuals:
         if residual.context_bytes is not None:
-            same = all(residual.versions.get(name) == tuning.versions.get(name) for name in _VERSIONS)
+            same = all(residual.versions.get(name) == tuning.conditions.versions.get(name) for name in _VERSIONS)
             found.append((residual.context_bytes, 1.0 if same else parameters.other_versions_weight))
     tuning.expected_context_bytes = _weighted_median(found)
 

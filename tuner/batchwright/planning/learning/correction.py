@@ -57,9 +57,9 @@ def conditions_of(tuning: Tuning) -> EstimateConditions:
     """The conditions of a tuning's estimate."""
     return EstimateConditions(
         family=family_of(tuning.request.workload),
-        versions=tuning.versions,
-        limit_bytes=tuning.probe_limit_bytes,
-        elastic=tuning.device.kind == "cpu",
+        versions=tuning.conditions.versions,
+        limit_bytes=tuning.conditions.probe_limit_bytes,
+        elastic=tuning.conditions.device.kind == "cpu",
     )
 
 

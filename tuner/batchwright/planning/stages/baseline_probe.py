@@ -1,0 +1,31 @@
+"""The third stage: probe the micro-batch size that the training uses until now. Pure, no torch."""
+
+from __future__ import annotations
+
+from batchwright.planning.stages.course import Course
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import ProbeResult
+
+
+class BaselineProbe:
+    """Probe the baseline's size, which shows its time and memory. Where plans are timed, its plan is timed instead."""
+
+    def ask(self, course: Course) -> ProbeRequest | None:
+        """The probe of that size, unless one has run, or it cannot fit."""
+        size = self._size(course)
+        return None if size is None else course.conditions.probe(size)
+
+    def tell(self, course: Course, result: ProbeResult) -> bool:
+        """Take the result, which must not change the search."""
+        return self._size(course) == result.micro_batch_size
+
+    @staticmethod
+    def _size(course: Course) -> int | None:
+        conditions, baseline, proof = course.conditions, course.conditions.request.baseline, course.proof
+        if conditions.objective.times_plans or not conditions.accumulates or baseline is None or proof is None:
+            return None
+        size = baseline.micro_batch_size
+        has_run = any(probe.micro_batch_size == size for probe in course.probes)
+        if has_run or size >= min(conditions.share, proof.fits) or (conditions.repeats and conditions.share % size):
+            return None
+        return size

@@ -1,0 +1,35 @@
+"""The last stage: run the plan to recommend. Pure, no torch."""
+
+from __future__ import annotations
+
+from batchwright.errors import SearchError
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.proofs.plan_proof import format_window
+from batchwright.planning.stages.course import Course
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import ProbeResult
+
+
+class PlanRun:
+    """Run the plan, where no fit was at least as demanding (``batchwright.planning.proofs.plan_proof``)."""
+
+    def ask(self, course: Course) -> ProbeRequest | None:
+        """The run of the plan."""
+        proof = course.proof
+        plan = None if proof is None else course.plan_proof(proof)
+        if plan is None or not plan.needs_run:
+            return None
+        conditions = course.conditions
+        return conditions.probe(
+            plan.window[0], share=plan.share, runs_plan=True, counts_plan=conditions.request.command is not None
+        )
+
+    def tell(self, course: Course, result: ProbeResult) -> bool:
+        """Take the result, if it is of the plan that is to run now."""
+        if not result.runs_plan or result.measures_time:
+            return False
+        expected = self.ask(course)
+        if expected is None or probe_window(expected) != result.micro_batch_sizes:
+            window = format_window(result.micro_batch_sizes)
+            raise SearchError(f"the plan in micro-batches of {window} is not the one to run now")
+        return True

@@ -1,0 +1,20 @@
+"""The order of the stages of a tuning. Pure, no torch."""
+
+from __future__ import annotations
+
+from batchwright.planning.stages.baseline_probe import BaselineProbe
+from batchwright.planning.stages.confirmation import Confirmation
+from batchwright.planning.stages.plan_run import PlanRun
+from batchwright.planning.stages.plan_timing import PlanTiming
+from batchwright.planning.stages.size_search import SizeSearch
+from batchwright.planning.stages.stage import Stage
+from batchwright.planning.stages.undivided_batch import UndividedBatch
+
+Stages = tuple[Stage, ...]
+
+SEARCH_STAGES: Stages = (Confirmation(), SizeSearch(), BaselineProbe(), PlanTiming())
+"""Prove the largest size alone."""
+ALL_STAGES: Stages = (*SEARCH_STAGES, PlanRun())
+"""Prove the largest size, and then the plan to recommend."""
+UNDIVIDED_STAGES: Stages = (UndividedBatch(),)
+"""Prove a single micro-batch with the whole batch, where no other plan is exact."""
