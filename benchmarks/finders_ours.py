@@ -47,8 +47,8 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     """
     from datetime import UTC, datetime  # noqa: PLC0415 - the command imports what it needs by itself
 
+    from batchwright.driving.loop import drive  # noqa: PLC0415 - as above
     from batchwright.hardware.inventory import find_device  # noqa: PLC0415 - as above
-    from batchwright.planning.driver import check_coupling, prepare_search, remaining_probes  # noqa: PLC0415 - as above
     from batchwright.planning.fingerprint import installed_versions  # noqa: PLC0415 - as above
     from batchwright.planning.session import Tuning  # noqa: PLC0415 - as above
     from batchwright.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - as above
@@ -61,10 +61,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
         diary.ready()
         began = time.monotonic()
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
-        check_coupling(tuning, runner.check_coupling)
-        prepare_search(tuning, runner.check, runner.expect)
-        for probe in remaining_probes(tuning, runner.late_estimate):
-            tuning.record(runner.run(probe))
+        drive(tuning, runner)
         found = tuning.recommendation(
             identifier="rec_served", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
         )

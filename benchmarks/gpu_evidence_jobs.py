@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from batchwright.foreground import run_tuning
+from batchwright.driving.foreground import run_tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo

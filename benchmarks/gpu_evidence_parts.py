@@ -25,9 +25,9 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
+from batchwright.driving.foreground import run_tuning
 from batchwright.errors import EstimateError
 from batchwright.estimation.client import estimate
-from batchwright.foreground import run_tuning
 from batchwright.hardware.gpu_lookup import context_bytes_of, find_gpu
 from batchwright.hardware.inventory import find_device, used_and_total_bytes, visible_handles
 from batchwright.schemas.estimates import EstimateRequest

@@ -26,16 +26,16 @@ from typing import Any, TypeVar
 
 from reporting import let_probes_import, measured_here, new_parser, print_head, print_row, read_result, write_result
 
+from batchwright.driving.loop import TuningHooks, drive
+from batchwright.driving.virtual_estimate import device_of, virtual_supervisor
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.accumulation import probe_window
-from batchwright.planning.driver import prepare_search
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
-from batchwright.probing.virtual_estimate import device_of, virtual_supervisor
 from batchwright.schemas.base import Document
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -43,6 +43,7 @@ from batchwright.schemas.residuals import EstimateResidual
 from batchwright.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
 from batchwright.virtual_gpu.description import VirtualGpu
+from tests.support.oracles import OracleRunner
 
 GIB, MIB = 1024**3, 1024**2
 LENGTH = 30
@@ -58,6 +59,18 @@ _Request = TypeVar("_Request", bound=Document)
 _Answer = TypeVar("_Answer")
 
 
+class Learned(TuningHooks):
+    """Corrects the estimate of a tuning by residuals, as the service's worker does."""
+
+    def __init__(self, tuning: Tuning, residuals: Sequence[EstimateResidual]) -> None:
+        self._tuning = tuning
+        self._residuals = residuals
+
+    def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:
+        """The corrected estimate."""
+        return corrected(peaks, self._residuals, conditions_of(self._tuning))
+
+
 class Host:
     """A device and its runner's environment: all that a tuning needs besides its request."""
 
@@ -71,14 +84,7 @@ class Host:
         """One tuning, as the service's worker drives it."""
         tuning = Tuning(request, self._device, environment=self._environment, versions=installed_versions())
         expect_measured_context(tuning, residuals)
-
-        def learned(expectation: ExpectationRequest) -> ExpectedPeaks | None:
-            peaks = expect(expectation)
-            return None if peaks is None else corrected(peaks, residuals, conditions_of(tuning))
-
-        prepare_search(tuning, lambda _request: None, learned)
-        while (wanted := tuning.next_probe()) is not None:
-            tuning.record(probe(wanted))
+        drive(tuning, OracleRunner(probe, expect), Learned(tuning, residuals))
         return tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)
 
 

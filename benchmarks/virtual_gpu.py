@@ -25,10 +25,10 @@ from typing import Any
 from reporting import HERE, let_probes_import, measured_here, new_parser, print_row, write_result
 from virtual_gpu_workloads import EXPANDABLE, EXPLANATIONS, SEARCH_EXPLANATIONS, Case, cases
 
+from batchwright.driving.virtual_estimate import estimate_on_virtual_cards, virtual_supervisor
 from batchwright.errors import WorkloadError
 from batchwright.estimation.client import estimate
 from batchwright.probing.supervisor import ProbeSupervisor
-from batchwright.probing.virtual_estimate import estimate_on_virtual_cards, virtual_supervisor
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.results import Outcome
 from batchwright.virtual_gpu.description import VirtualGpu

@@ -9,7 +9,6 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.errors import SpecError
 from batchwright.hardware import inventory
 from batchwright.planning.fingerprint import installed_versions
@@ -28,7 +27,7 @@ from batchwright_service.store.store import Store, open_store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import Executor
 from batchwright_service.worker.executors.local import LocalExecutor
-from batchwright_service.worker.executors.probe_runners import ProbeRunners
+from batchwright_service.worker.executors.registered_supervisor import RegisteredSupervisor
 from batchwright_service.worker.hosting.interface import Workers
 from batchwright_service.worker.settings import Assignment, WorkerSettings
 
@@ -156,8 +155,14 @@ def local_executor(
         data_roots: the folders from which jobs may read data.
         hosts: the hosts that a cluster's engine has assigned.
     """
-    runners = ProbeRunners(ProbeSupervisor(device), CommandSupervisor(device), commands.check_current)
-    return LocalExecutor(device, runners, data_roots=data_roots, check_command=commands.check_current, hosts=hosts)
+    return LocalExecutor(
+        device,
+        ProbeSupervisor(device),
+        data_roots=data_roots,
+        check_command=commands.check_current,
+        hosts=hosts,
+        commands=RegisteredSupervisor(device, commands.check_current),
+    )
 
 
 def registered_commands(settings: Settings) -> RegisteredCommands:

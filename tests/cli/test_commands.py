@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from batchwright import foreground
 from batchwright.cli import running
 from batchwright.cli.display import TrainingBar
 from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.driving import foreground
 from batchwright.errors import DeviceError, SpecError
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TrainingRequest

@@ -240,7 +240,7 @@ def test_a_signal_is_an_exit_code(tmp_path: Path, scripted: Scripted, number: si
 @pytest.fixture
 def without_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment whose folder of packages has no CUDA build, whatever that of the tests has."""
-    monkeypatch.setattr("batchwright.probing.virtual_estimate.sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("batchwright.driving.virtual_estimate.sysconfig.get_path", lambda _: str(tmp_path))
 
 
 @pytest.mark.usefixtures("without_cuda_build")

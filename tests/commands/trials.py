@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from batchwright.commands.command_supervisor import CommandSupervisor
-from batchwright.foreground import run_tuning
+from batchwright.driving.foreground import run_tuning
 from batchwright.hardware.inventory import find_device
 from batchwright.schemas.base import parse_document
 from batchwright.schemas.recommendation import Recommendation

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from batchwright.driving.foreground import run_tuning
 from batchwright.errors import DeviceError
-from batchwright.foreground import run_tuning
 from batchwright.hardware.inventory import find_device
 from batchwright.integrations.memory_peaks import PeakMeter
 from batchwright.probing.supervisor import ProbeSupervisor

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from batchwright.errors import TuningFailedError
-from batchwright.planning.driver import check_coupling
 from batchwright.planning.proofs.coupled_loss import coupling_request
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import CouplingCheck
-from batchwright.schemas.requests import CouplingRequest
 from batchwright.schemas.results import DeviceInfo, Outcome
 from tests.planning.test_session import GIB, answer, finish, tuning
 from tests.support.factories import CPU, CUDA, mlp_spec, plan_of, probe_result, tuning_request
@@ -24,7 +22,7 @@ UNKNOWN = CouplingCheck(verdict="not-compared", message="Out of memory.")
 def checked_tuning(check: CouplingCheck, **changes: Any) -> Tuning:
     """Build a tuning of 100 samples with a recorded check."""
     course = tuning(tuning_request(**changes))
-    check_coupling(course, lambda _: check)
+    course.record_coupling(check)
     return course
 
 
@@ -112,16 +110,14 @@ def test_a_workloads_error_is_not_taken_for_coupling() -> None:
 
 def test_one_sample_on_one_rank_needs_no_check() -> None:
     """There is nothing to accumulate; two ranks share an update."""
-    requests: list[CouplingRequest] = []
+    assert tuning(tuning_request(effective_batch_size=1)).coupling_request() is None
+    assert tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)).coupling_request() is not None
 
-    def check(request: CouplingRequest) -> CouplingCheck:
-        requests.append(request)
-        return SEPARATE
 
-    check_coupling(tuning(tuning_request(effective_batch_size=1)), check)
-    assert not requests
-    check_coupling(tuning(tuning_request(mlp_spec(parallelism={"world_size": 2}), 2)), check)
-    assert len(requests) == 1
+def test_a_recorded_check_is_not_requested_again() -> None:
+    """As of a virtual card, which computes no loss."""
+    assert tuning(tuning_request()).coupling_request() is not None
+    assert checked_tuning(UNKNOWN).coupling_request() is None
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from batchwright.driving.loop import drive
 from batchwright.errors import DeviceError, EstimateTimedOutError, PlanError, SearchError, SpecError, TuningFailedError
 from batchwright.hardware.allocator_env import allocator_environment, job_environment
 from batchwright.planning.accumulation import probe_window
-from batchwright.planning.driver import prepare_search, remaining_probes
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -24,6 +24,7 @@ from batchwright.schemas.results import (
     ProbeResult,
 )
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, probe_result, resnet_spec, tuning_request
+from tests.support.oracles import OracleRunner
 
 MIB = 1024**2
 GIB = 1024**3
@@ -410,10 +411,11 @@ def led_by_a_late_estimate(after: int | None) -> Recommendation:
     def too_long(_: ExpectationRequest) -> ExpectedPeaks:
         raise EstimateTimedOutError("it was not ready within 30 s")
 
-    prepare_search(course, lambda _: None, too_long)
-    for probe in remaining_probes(course, late):
+    def run(probe: ProbeRequest) -> ProbeResult:
         outcome = Outcome.FIT if probe.micro_batch_size <= 437 else Outcome.OOM
-        course.record(probe_result(probe.micro_batch_size, outcome, None, micro_batch_sizes=probe_window(probe)))
+        return probe_result(probe.micro_batch_size, outcome, None, micro_batch_sizes=probe_window(probe))
+
+    drive(course, OracleRunner(run, too_long, late))
     return finish(course, largest=437)
 
 

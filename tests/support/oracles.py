@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from random import Random
 
 from batchwright.planning.search import MicroBatchSearch
-from batchwright.schemas.results import Outcome, Phase, ProbeResult
+from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
+from batchwright.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
 
 LIMIT_BYTES = 80 * 1024**3
 """The limit of an oracle's device, unless told otherwise."""
@@ -179,3 +181,72 @@ def run_search(search: MicroBatchSearch, oracle: Callable[[int], ProbeResult]) -
 def failures(results: list[ProbeResult]) -> int:
     """How many of the probes did not fit."""
     return sum(result.outcome is not Outcome.FIT for result in results)
+
+
+class OracleRunner:
+    """A ``batchwright.driving.probe_runner.WorkloadRunner`` of functions, whose losses are sums over samples.
+
+    Args:
+        run: runs a probe.
+        expect: makes an estimate; none by default.
+        late: finds the estimate that ``expect`` did not wait for.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[ProbeRequest], ProbeResult],
+        expect: Callable[[ExpectationRequest], ExpectedPeaks | None] = lambda _: None,
+        late: Callable[[], ExpectedPeaks | None] = lambda: None,
+    ) -> None:
+        self._run = run
+        self._expect = expect
+        self._late = late
+        self.calls: list[str] = []
+        """The names of the methods that were called, in order."""
+
+    def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Find nothing wrong."""
+        del request, should_stop
+        self.calls.append("check")
+
+    def check_coupling(
+        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> CouplingCheck:
+        """Find that the loss is a sum."""
+        del request, should_stop
+        self.calls.append("check_coupling")
+        return CouplingCheck(verdict="separate", message="A sum.")
+
+    def begin_estimate(self, request: ExpectationRequest) -> None:
+        """Do nothing."""
+        del request
+        self.calls.append("begin_estimate")
+
+    def expect(
+        self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False
+    ) -> ExpectedPeaks | None:
+        """Make the estimate."""
+        del should_stop
+        self.calls.append("expect")
+        return self._expect(request)
+
+    def late_estimate(self) -> ExpectedPeaks | None:
+        """Find the late estimate."""
+        return self._late()
+
+    def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
+        """Run the probe."""
+        del should_stop
+        self.calls.append("run")
+        return self._run(request)
+
+    def end_search(self) -> None:
+        """Do nothing."""
+        self.calls.append("end_search")
+
+    def environment(self) -> dict[str, str]:
+        """Nothing is set."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing."""

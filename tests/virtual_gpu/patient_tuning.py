@@ -11,8 +11,8 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
+from batchwright.driving.loop import drive
 from batchwright.hardware.inventory import find_device
-from batchwright.planning.driver import check_coupling, prepare_search, remaining_probes
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
@@ -29,10 +29,7 @@ def tuned(spec: Path, effective_batch_size: int) -> Recommendation:
     request = TuningRequest(spec=load_spec(spec), effective_batch_size=effective_batch_size, device=device.id)
     with ProbeSupervisor(device, estimate_wait_seconds=_WAIT_SECONDS) as runner:
         tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
-        check_coupling(tuning, runner.check_coupling)
-        prepare_search(tuning, runner.check, runner.expect)
-        for probe in remaining_probes(tuning, runner.late_estimate):
-            tuning.record(runner.run(probe))
+        drive(tuning, runner)
     return tuning.recommendation(identifier=uuid.uuid4().hex, created_at=datetime.now(UTC), total_seconds=0.0)
 
 

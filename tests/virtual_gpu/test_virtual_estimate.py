@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from batchwright.probing.virtual_estimate import estimate_on_virtual_cards
+from batchwright.driving.virtual_estimate import estimate_on_virtual_cards
 from batchwright.schemas.estimates import Estimate, EstimateRequest, Verdict
 from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import python_spec, transformers_spec

@@ -17,7 +17,7 @@ The package is the library and the command line. It works without the service, a
   transformers and Lightning.
 - ``library``: what ``import batchwright`` offers to a script or a notebook.
 - ``cli``: the command `batchwright`. It parses arguments, calls one function, and prints the result.
-- ``foreground``: a tuning from its request to its recommendation, on a device of this host.
+- ``driving``: the loop of a tuning, from its request to its recommendation.
 - ``probing``: measured trials, each in a process of its own, under a memory limit.
 - ``estimation``: the memory curve of a workload without a GPU, from traces and a simulated allocator.
 - ``training``: exact gradient accumulation, the training loop, checkpoints, and the processes of a run. ``exports``: a
@@ -31,8 +31,9 @@ The package is the library and the command line. It works without the service, a
   ``torch_internals``: the private names of torch in use, each with its reason.
 
 A tuning goes through them in this order: a request (``schemas``) becomes a session (``planning.session``), which names
-the next probe. A supervisor (``probing.supervisor``) has it run two updates of the workload with the engine that trains
-(``training.update_engine``). The results end in a recommendation, which ``training`` and ``exports`` take.
+the next probe; ``driving.loop`` runs one after the other. A supervisor (``probing.supervisor``) has a probe run two
+updates of the workload with the engine that trains (``training.update_engine``). The results end in a recommendation,
+which ``training`` and ``exports`` take.
 
 A new concept gets a package here only if none of these owns it. The order is a contract in `pyproject.toml`.
 """

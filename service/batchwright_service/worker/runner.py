@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from typing_extensions import override
+
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
 from batchwright.client.documents.workers import ServedDevice
+from batchwright.driving.loop import TuningHooks
 from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError
-from batchwright.planning.driver import (
-    begin_estimate,
-    check_coupling,
-    estimate_what_ifs,
-    prepare_search,
-    remaining_probes,
-)
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
-from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.results import ExpectedPeaks, ProbeResult
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from batchwright.system.host_failures import (
     Cause,
@@ -54,8 +50,6 @@ from batchwright_service.worker.lease import LeaseHolder
 
 _log = logging.getLogger(__name__)
 
-_UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
-"""Outcomes of probes that a failure of the host may have caused."""
 _MAX_LOST_LEASES = 5
 """Consecutive owners that may vanish without recording anything; with one more, the work is taken as the cause."""
 _EQUAL_TUNING_PAUSE_SECONDS = 0.5
@@ -122,14 +116,11 @@ class WorkRunner:
     """Run claimed work on one executor, and record each step."""
 
     def __init__(self, stores: RunStores, executor: Executor, context: DeviceContext, instruments: Instruments) -> None:
-        self._evidence = stores.evidence
-        self._recommendations = stores.recommendations
-        self._residuals = stores.residuals
+        self._stores = stores
         self._executor = executor
+        self._context = context
         self._served = context.served
-        self._runs_dir = context.runs_dir
         self._instruments = instruments
-        self._health = context.health
         self._identifiers = IdentifierSource()
 
     def run(self, claim: Claim, holder: LeaseHolder) -> Ending:
@@ -149,17 +140,8 @@ class WorkRunner:
         except ProbeCancelledError as error:
             raise StoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
-            self._raise_host_trouble(host_failure_of(error))
+            _require_healthy(self._context.health, host_failure_of(error))
             return Ending(State.FAILED, problem=stored_problem(error))
-
-    def _raise_host_trouble(self, trouble: HostFailure | None = None) -> None:
-        """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly.
-
-        Raises:
-            HostFailureError: naming the trouble.
-        """
-        if (found := trouble or self._health.examine()) is not None:
-            raise HostFailureError(found.cause, found.message, found.needed_bytes)
 
     # --- tunings ---
 
@@ -169,19 +151,12 @@ class WorkRunner:
         tuning = self._rebuild(claim, request, holder)
         if (answer := self._answer(item, request, tuning, holder)) is not None:
             return answer
-        try:
-            self._prepare(request, tuning, holder)
-            for probe in remaining_probes(
-                tuning, lambda: self._corrected(self._executor.late_estimate(), tuning, holder)
-            ):
-                if holder.reason() is not None:
-                    raise StoppedError
-                tuning.record(self._probe(probe, holder, len(tuning.probes) + 1, self._binding(request, tuning)))
-        finally:
-            self._executor.end_search()
-        estimate_what_ifs(tuning, lambda expectation: self._executor.expect(expectation, holder.grace_seconds))
+        if request.command is None:
+            holder.retry(lambda: expect_context(self._stores.residuals, self._served, tuning))
+        hooks = _RecordingHooks(self._stores, self._context, self._instruments, tuning, holder)
+        self._executor.tune(tuning, hooks, holder.grace_seconds)
         recommendation = self._recommendation(item, tuning)
-        holder.retry(lambda: keep_residual(self._residuals, self._served, item.id, recommendation))
+        holder.retry(lambda: keep_residual(self._stores.residuals, self._served, item.id, recommendation))
         return Ending(State.SUCCEEDED, recommendation=recommendation)
 
     def _answer(self, item: WorkItem, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> Ending | None:
@@ -194,8 +169,8 @@ class WorkRunner:
             return None
         deadline = time.monotonic() + lease_waits.EQUAL_TUNING_SECONDS
         while True:
-            is_awaited = holder.retry(lambda: self._evidence.is_measured_elsewhere(item.id, tuning.fingerprint))
-            found = holder.retry(lambda: self._recommendations.with_fingerprint(tuning.fingerprint))
+            is_awaited = holder.retry(lambda: self._stores.evidence.is_measured_elsewhere(item.id, tuning.fingerprint))
+            found = holder.retry(lambda: self._stores.recommendations.with_fingerprint(tuning.fingerprint))
             if found is not None and found.evidence.proof.is_conclusive:
                 new_id = self._identifiers.new("rec")
                 answer = answer_from(found, request, self._served.device, item.names, new_id)
@@ -205,44 +180,6 @@ class WorkRunner:
             if holder.reason() is not None:
                 raise StoppedError
             time.sleep(_EQUAL_TUNING_PAUSE_SECONDS)
-
-    def _prepare(self, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> None:
-        """Check the workload and estimate its memory, before the first probe."""
-        if request.command is None:
-            holder.retry(lambda: expect_context(self._residuals, self._served, tuning))
-        if not tuning.probes:
-            begin_estimate(tuning, self._executor.begin_estimate)
-        check_coupling(tuning, lambda check: self._executor.check_coupling(check, holder.grace_seconds))
-        if not tuning.probes:
-            prepare_search(
-                tuning,
-                lambda request: self._executor.check(request, holder.grace_seconds),
-                lambda request: self._corrected(self._executor.expect(request, holder.grace_seconds), tuning, holder),
-            )
-
-    def _corrected(self, peaks: ExpectedPeaks | None, tuning: Tuning, holder: LeaseHolder) -> ExpectedPeaks | None:
-        """The estimate with what earlier tunings on this device have shown of its error."""
-        if peaks is None:
-            return None
-        return holder.retry(lambda: correct_estimate(self._residuals, self._served, tuning, peaks))
-
-    def _binding(self, request: TuningRequest, tuning: Tuning) -> Binding | None:
-        """Return the binding that the first probe of a tuning for hardware is recorded with."""
-        if request.hardware is None or tuning.probes:
-            return None
-        need = HardwareNeed.of_kind(self._served.device, request.hardware.devices_per_node)
-        return Binding(need.lane, tuning.fingerprint, tuning.conditions.request_fingerprint)
-
-    def _probe(self, probe: ProbeRequest, holder: LeaseHolder, ordinal: int, binding: Binding | None) -> ProbeResult:
-        """Run a probe and record it."""
-        with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
-            result = self._executor.probe(probe, holder.grace_seconds)
-            span.set("outcome", result.outcome.value)
-        if result.outcome in _UNEXPLAINED:
-            self._raise_host_trouble()
-        holder.retry(lambda: self._evidence.record_probe(holder.lease, ordinal, result, binding))
-        self._instruments.metrics.count_probe(self._served.device.id, result.outcome.value)
-        return result
 
     def _rebuild(self, claim: Claim, request: TuningRequest, holder: LeaseHolder) -> Tuning:
         """Restore the state of a tuning from its recorded probes.
@@ -258,13 +195,13 @@ class WorkRunner:
             versions=served.versions,
             peers=_devices_beside(claim),
         )
-        recorded = holder.retry(lambda: self._evidence.probes(item.id))
+        recorded = holder.retry(lambda: self._stores.evidence.probes(item.id))
         if recorded and tuning.fingerprint != item.fingerprint:
             raise EnvironmentChangedError(
                 f"{len(recorded)} probes ran before the device, its memory or a version changed "
                 f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
             )
-        holder.retry(lambda: apply_warm_start(self._recommendations, item, tuning))
+        holder.retry(lambda: apply_warm_start(self._stores.recommendations, item, tuning))
         for probe in recorded:
             tuning.record(probe.result)
         return tuning
@@ -291,14 +228,14 @@ class WorkRunner:
         if item.device is None:  # measured on a device like this one, with another id perhaps
             recommendation = recommendation.model_copy(update={"device": self._served.device})
         devices = (self._served.device.id, *_devices_beside(claim))
-        run = TrainingRun(self._runs_dir / item.id, recommendation, job.training, newest, devices)
+        run = TrainingRun(self._context.runs_dir / item.id, recommendation, job.training, newest, devices)
 
         def on_progress(updates: Sequence[RunProgress]) -> None:
             # After a crash the run repeats the updates since its checkpoint, which are recorded already.
             nonlocal newest
             unrecorded = [update for update in updates if update.update > newest]
             if unrecorded:
-                holder.retry(lambda: self._evidence.record_progress(holder.lease, unrecorded))
+                holder.retry(lambda: self._stores.evidence.record_progress(holder.lease, unrecorded))
                 splits = sum(len(update.splits) for update in unrecorded if isinstance(update, TrainingProgress))
                 self._instruments.metrics.count_splits(self._served.device.id, splits)
                 newest = unrecorded[-1].update
@@ -323,18 +260,77 @@ class WorkRunner:
             None if reported is None else HostFailure(Cause(reported.cause), reported.message, reported.needed_bytes)
         )
         if found is None or found.cause is not Cause.DISK_FULL:
-            found = self._health.examine() or found
+            found = self._context.health.examine() or found
         if found is None:
             return result
         now = disk_usage_of(directory)
         if found.cause is not Cause.DISK_FULL or not is_filled_by_run(before, now, found.needed_bytes):
-            self._raise_host_trouble(found)
+            _require_healthy(self._context.health, found)
         message = (
             f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "
             f"{format_bytes(now.own)}: free space, or keep fewer checkpoints (`training.keep_checkpoints`, or an "
             "option of the command), and resume"
         )
         return result.model_copy(update={"message": message})
+
+
+class _RecordingHooks(TuningHooks):
+    """Record the probes of a claimed tuning, and correct its estimates by what earlier tunings have shown."""
+
+    def __init__(
+        self,
+        stores: RunStores,
+        context: DeviceContext,
+        instruments: Instruments,
+        tuning: Tuning,
+        holder: LeaseHolder,
+    ) -> None:
+        self._stores = stores
+        self._context = context
+        self._instruments = instruments
+        self._tuning = tuning
+        self._holder = holder
+
+    @override
+    def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:
+        served = self._context.served
+        return self._holder.retry(lambda: correct_estimate(self._stores.residuals, served, self._tuning, peaks))
+
+    @override
+    def run_probe(self, probe: ProbeRequest, run: Callable[[], ProbeResult]) -> ProbeResult:
+        ordinal = len(self._tuning.probes) + 1
+        with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
+            result = run()
+            span.set("outcome", result.outcome.value)
+        return result
+
+    @override
+    def require_host(self, ended: str) -> None:
+        _require_healthy(self._context.health)
+
+    @override
+    def recorded(self, result: ProbeResult) -> None:
+        ordinal, binding = len(self._tuning.probes), self._binding()
+        self._holder.retry(lambda: self._stores.evidence.record_probe(self._holder.lease, ordinal, result, binding))
+        self._instruments.metrics.count_probe(self._context.served.device.id, result.outcome.value)
+
+    def _binding(self) -> Binding | None:
+        """Return the binding that the first probe of a tuning for hardware is recorded with."""
+        hardware, conditions = self._tuning.request.hardware, self._tuning.conditions
+        if hardware is None or len(self._tuning.probes) > 1:
+            return None
+        need = HardwareNeed.of_kind(self._context.served.device, hardware.devices_per_node)
+        return Binding(need.lane, conditions.fingerprint, conditions.request_fingerprint)
+
+
+def _require_healthy(health: Health, trouble: HostFailure | None = None) -> None:
+    """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly.
+
+    Raises:
+        HostFailureError: naming the trouble.
+    """
+    if (found := trouble or health.examine()) is not None:
+        raise HostFailureError(found.cause, found.message, found.needed_bytes)
 
 
 def _devices_beside(claim: Claim) -> tuple[str, ...]:

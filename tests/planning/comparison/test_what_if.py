@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from batchwright.cli.display import recommendation_panel
+from batchwright.driving.loop import drive
 from batchwright.errors import ProbeCancelledError, ProbeError, StorageError
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.comparison.what_if import Calibration, changed, choices, format_changes
-from batchwright.planning.driver import estimate_what_ifs
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
@@ -25,6 +25,7 @@ from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, Tunin
 from batchwright.schemas.results import DeviceInfo, ExpectedPeak, ExpectedPeaks, Outcome, Phase, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import CPU, CUDA, gpt_spec, probe_result, tuning_request
+from tests.support.oracles import OracleRunner
 
 MIB = 1024**2
 RESIDENT, SURPLUS, STEEPER = 100 * MIB, 30 * MIB, 1.1
@@ -63,6 +64,11 @@ def run(request: ProbeRequest) -> ProbeResult:
         resident_bytes=RESIDENT + SURPLUS,
         micro_batch_sizes=probe_window(request),
     )
+
+
+def estimate_what_ifs(course: Tuning, expect: Expect) -> None:
+    """Drive a tuning whose probes have all run: only the estimates of its what-ifs are left."""
+    drive(course, OracleRunner(run, expect))
 
 
 def tuned(request: TuningRequest, expect: Expect = estimate, device: DeviceInfo = CPU) -> Recommendation:

@@ -16,8 +16,8 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import Tuning as TuningView
 from batchwright.client.documents.work import TuningPage, TuningSubmission
 from batchwright.client.documents.workers import ServedDevice
+from batchwright.driving.probe_runner import WorkloadRunner
 from batchwright.hardware.inventory import find_device
-from batchwright.planning.driver import ProbeRunner
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
@@ -99,7 +99,7 @@ def course(item: WorkItem, served: ServedDevice) -> Tuning:
     return Tuning(request, served.device, environment=served.environment, versions=served.versions)
 
 
-def work_off(store: Store, served: ServedDevice, runner: ProbeRunner | None = None) -> Recommendation:
+def work_off(store: Store, served: ServedDevice, runner: WorkloadRunner | None = None) -> Recommendation:
     """Claim what is queued, run it, and store its answer; what is asked of an estimate is asked."""
     claim = store.leases.claim(served, 3600.0)  # real probes take long on a busy machine, and nobody renews the lease
     assert claim is not None
@@ -113,7 +113,7 @@ def work_off(store: Store, served: ServedDevice, runner: ProbeRunner | None = No
     return found
 
 
-def finish(tuning: Tuning, runner: ProbeRunner, identifier: str) -> Recommendation:
+def finish(tuning: Tuning, runner: WorkloadRunner, identifier: str) -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.driving.loop import TuningHooks
 from batchwright.errors import ProbeCancelledError, SpecError
-from batchwright.schemas.requests import ProbeRequest, TrainingRequest
-from batchwright.schemas.results import Outcome
+from batchwright.planning.session import Tuning
+from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
 from batchwright.system.files import lock_directory
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright_service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
 from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.executors.local import LocalExecutor
-from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
+from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.processes import are_gone
 from tests.support.service.scripted import ScriptedRunner, progress, until_stopped
 
@@ -58,9 +59,11 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
         executor.close()
 
 
-def probe_request(size: int) -> ProbeRequest:
-    """A probe on the CPU."""
-    return ProbeRequest(spec=mlp_spec(), micro_batch_size=size, samples_per_window=100, device="cpu")
+def tune(executor: Executor, grace_seconds: GraceSeconds = on) -> Tuning:
+    """Run a tuning on the CPU to its end."""
+    tuning = Tuning(tuning_request(), CPU, environment={}, versions={})
+    executor.tune(tuning, TuningHooks(), grace_seconds)
+    return tuning
 
 
 def training_run(folder: Path, updates: int) -> TrainingRun:
@@ -70,10 +73,11 @@ def training_run(folder: Path, updates: int) -> TrainingRun:
 
 
 def test_probes_go_to_the_runner(make: MakeExecutor) -> None:
-    """A probe's result is the runner's."""
-    executor = make(ScriptedRunner(largest=8))
-    assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
-    assert executor.probe(probe_request(9), on).outcome is Outcome.OOM
+    """Their results are the runner's, and nothing of the search is left behind."""
+    runner = ScriptedRunner(largest=8)
+    tuning = tune(make(runner))
+    assert tuning.proof_of_search().fits == 8
+    assert [probe.micro_batch_size for probe in tuning.probes] == runner.sizes
 
 
 def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
@@ -81,7 +85,7 @@ def test_a_running_probe_is_stopped(make: MakeExecutor) -> None:
     started = threading.Event()
     executor = make(ScriptedRunner(8, until_stopped(started)))
     with pytest.raises(ProbeCancelledError):
-        executor.probe(probe_request(8), lambda: 0.0 if started.is_set() else None)
+        tune(executor, lambda: 0.0 if started.is_set() else None)
 
 
 def test_a_wrong_spec_is_found(make: MakeExecutor) -> None:
@@ -89,7 +93,7 @@ def test_a_wrong_spec_is_found(make: MakeExecutor) -> None:
     runner = ScriptedRunner(8)
     runner.spec_error = SpecError([], "spec")
     with pytest.raises(SpecError):
-        make(runner).check(tuning_request(), on)
+        tune(make(runner))
 
 
 def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
@@ -107,7 +111,7 @@ def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
                     raise ProbeCancelledError("stopped")
 
     with pytest.raises(ProbeCancelledError):
-        make(SlowCheck(8)).check(tuning_request(), lambda: 0.0)
+        tune(make(SlowCheck(8)), lambda: 0.0)
 
 
 def test_one_thing_at_a_time(make: MakeExecutor) -> None:
@@ -118,7 +122,7 @@ def test_one_thing_at_a_time(make: MakeExecutor) -> None:
 
     def first() -> None:
         try:
-            executor.probe(probe_request(4), lambda: 0.0 if stop.is_set() else None)
+            tune(executor, lambda: 0.0 if stop.is_set() else None)
         except ProbeCancelledError as error:
             errors.append(error)
 
@@ -126,12 +130,12 @@ def test_one_thing_at_a_time(make: MakeExecutor) -> None:
     thread.start()
     assert started.wait(240)
     with pytest.raises(DeviceBusyError, match="cpu"):
-        executor.probe(probe_request(4), on)
+        tune(executor)
     stop.set()
     thread.join()
     assert len(errors) == 1
     with pytest.raises(ProbeCancelledError):
-        executor.probe(probe_request(4), lambda: 0.0)
+        tune(executor, lambda: 0.0)
 
 
 def test_closing_closes_the_runner_once_and_for_all(make: MakeExecutor) -> None:
@@ -142,7 +146,7 @@ def test_closing_closes_the_runner_once_and_for_all(make: MakeExecutor) -> None:
     executor.close()
     assert runner.closed
     with pytest.raises(DeviceBusyError, match="closed"):
-        executor.probe(probe_request(4), on)
+        tune(executor)
 
 
 def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_a_run_ends_with_its_listener(make: MakeExecutor, tmp_path: Path) -> Non
 
     with pytest.raises(ValueError, match="the listener's own"):
         executor.train(training_run(tmp_path, 100_000), fail, on)
-    assert executor.probe(probe_request(8), on).outcome is Outcome.FIT
+    assert tune(executor).proof_of_search().fits == 8
 
 
 # --- jobs as processes ---

@@ -24,7 +24,7 @@ SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environ
 
 
 class ScriptedRunner:
-    """A ``batchwright.planning.driver.ProbeRunner``: a size fits if it is at most ``largest``; memory is affine in it.
+    """A ``WorkloadRunner``: a size fits if it is at most ``largest``; memory is affine in it.
 
     ``gate`` is called within each probe, with the size and the probe's ``should_stop``: a test's chance to wait, to
     fail, or to say that a probe takes its time.

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
+from batchwright.driving.foreground import run_tuning
 from batchwright.errors import SpecError, WorkloadError
-from batchwright.foreground import run_tuning
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from batchwright.cli.display import ProbeBoard, TrainingBar
+from batchwright.driving.foreground import run_tuning
 from batchwright.errors import DeviceError, FieldProblem, SpecError
-from batchwright.foreground import run_tuning
 from batchwright.hardware.inventory import devices, find_device
 from batchwright.planning.accumulation import share_per_rank
 from batchwright.planning.fingerprint import memory_part

@@ -19,16 +19,15 @@ from batchwright.commands.outcomes import EndedCommand, Ending, is_shortage, res
 from batchwright.commands.reports import Reports
 from batchwright.commands.stacks import STACKS_SIGNAL, stacks_of
 from batchwright.commands.templates import Figures, check_command, find_program, render
-from batchwright.errors import EstimateError, ProbeCancelledError, ProbeError
+from batchwright.errors import ProbeCancelledError, ProbeError
 from batchwright.hardware.allocator_env import allocator_environment
 from batchwright.hardware.crashes import run_explaining_crashes
 from batchwright.hardware.failures import shortage_texts
 from batchwright.hardware.inventory import devices
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandModel, CommandSpec
-from batchwright.schemas.recommendation import CouplingCheck
-from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, Outcome, ProbeResult, SharedImports
+from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult, SharedImports
 from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import tail
 from batchwright.system.process_exit import ProcessExit, classify_exit
@@ -54,7 +53,7 @@ bytes, because the heap grows in steps of 2 MiB. Those of the programs of `bench
 
 
 class CommandSupervisor:
-    """Runs the probes of a command on one device, one at a time. A ``batchwright.planning.driver.ProbeRunner``.
+    """Runs the probes of a command on one device, one at a time. A ``batchwright.driving.probe_runner.ProbeRunner``.
 
     Args:
         device: the device; its kind decides the limit and the allocator's environment. On the CPU addresses are not
@@ -88,35 +87,7 @@ class CommandSupervisor:
         """
         del should_stop
         if request.command is not None:
-            self.check_model(request.command.model)
-
-    @staticmethod
-    def check_model(model: CommandModel) -> None:
-        """Check that a command can be started, as ``check``."""
-        check_command(model)
-
-    def check_coupling(
-        self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False
-    ) -> CouplingCheck:
-        """Return that nothing was compared: the loss of a command cannot be called."""
-        del request, should_stop
-        return CouplingCheck(verdict="not-compared", message="the loss of a command is not known.")
-
-    def begin_estimate(self, request: ExpectationRequest) -> None:
-        """Do nothing: a command cannot be traced."""
-
-    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
-        """Refuse: a command cannot be traced.
-
-        Raises:
-            EstimateError: always.
-        """
-        del request, should_stop
-        raise EstimateError("a command cannot be traced")
-
-    def late_estimate(self) -> ExpectedPeaks | None:
-        """Return None: there is no estimate."""
-        return None
+            check_command(request.command.model)
 
     def end_search(self) -> None:
         """End the fork server. No other process outlives its probe. Idempotent."""

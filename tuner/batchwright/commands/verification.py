@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.commands.templates import check_command
 from batchwright.errors import PlanError
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.proofs.counted_plans import judge_over_sizes
@@ -51,8 +52,8 @@ def verify(
         timeout_seconds=request.probe_timeout_seconds,
         runs_plan=True,
     )
+    check_command(command)
     with CommandSupervisor(device) as supervisor:
-        supervisor.check_model(command)
         result = supervisor.run(probe)
     counted = judge_over_sizes(result, recommendation.evidence.probes, share) if result.outcome is Outcome.FIT else None
     if counted is not None:

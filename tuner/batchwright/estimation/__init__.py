@@ -14,7 +14,7 @@ allocator, and find the largest size that fits.
 5. Search: ``memory_curve`` finds the largest size that fits, and ``verdict`` turns it into an estimate for each GPU,
    with its interval and its plan.
 
-The other engine of estimates, ``batchwright.probing.virtual_estimate``, takes from ``verdict`` what a card has for a
+The other engine of estimates, ``batchwright.driving.virtual_estimate``, takes from ``verdict`` what a card has for a
 process.
 
 Where a new thing goes: an operator with memory that torch does not show, ``tracing.kernel_workspaces``; workspaces

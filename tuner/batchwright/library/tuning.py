@@ -100,7 +100,7 @@ def estimate(
     request = parsed.model_copy(update={"spec": with_pretrained_config(parsed.spec)})
     if engine == "trace":
         return client.estimate(request)
-    from batchwright.probing.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - a trace needs no NVML
+    from batchwright.driving.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - a trace needs no NVML
 
     return estimate_on_virtual_cards(request)
 
@@ -113,7 +113,7 @@ def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = T
         progress: whether to show the probes as they end, on standard error.
         accumulates: as for ``run_tuning``.
     """
-    from batchwright.foreground import run_tuning  # noqa: PLC0415 - `plan` needs no NVML
+    from batchwright.driving.foreground import run_tuning  # noqa: PLC0415 - `plan` needs no NVML
 
     if not progress:
         return Recommendation.of(run_tuning(request, accumulates=accumulates))

@@ -1,6 +1,6 @@
 """A tuning from its request to its recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-The driver (``driver``) runs the probes that it names. Which these are is decided by the stages
+``batchwright.driving.loop`` runs the probes that it names. Which these are is decided by the stages
 (``batchwright.planning.stages``), the first of which that asks for a probe gets one.
 """
 

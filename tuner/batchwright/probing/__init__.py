@@ -13,8 +13,6 @@ The pipeline of a probe:
 
 An OOM ends the update of a probe: nothing is recovered and no micro-batch is split.
 
-``virtual_estimate`` is another caller of the supervisor: it runs a search on virtual cards, as an estimate.
-
 Where a new thing goes: a figure that a probe measures, ``child.worker`` and ``batchwright.schemas.results``; a task of
 the fork server, ``protocol``, ``child.worker`` and ``supervisor``; a way for a child to end, ``exit_causes``.
 

@@ -58,7 +58,9 @@ _RESULT_BYTES = 64 * 1024
 
 
 class ProbeSupervisor:
-    """Runs the probes of one device, one at a time, each in a fresh process: a ``ProbeRunner``.
+    """Runs the probes of one device, one at a time, each in a fresh process.
+
+    A ``batchwright.driving.probe_runner.WorkloadRunner``.
 
     Each task may raise a StorageError: when the disk for temporary files has no space for its request or its result.
 

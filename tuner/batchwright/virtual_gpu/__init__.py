@@ -10,7 +10,7 @@ GPU: times mean nothing, and the workspaces that only the real libraries know ar
 2. ``build`` compiles `sources/` for the CUDA wheels that torch depends on, into the user's cache folder.
 3. ``session`` is one such host: a folder with its description, and with the ledger of what each process holds.
    Processes that are started with its environment see its GPUs.
-   ``batchwright.probing.virtual_estimate`` runs the probes of an estimate there.
+   ``batchwright.driving.virtual_estimate`` runs the probes of an estimate there.
 4. `python -m batchwright.virtual_gpu --gpu T4 -- COMMAND` runs a command in a session of its own.
 5. In each Python process of a session ``startup`` has ``compute`` compute operators on small tensors by the CPU, in
    place: memory of a virtual GPU is memory of the process. ``uncomputed`` lists the operators that were left out.

@@ -1,4 +1,4 @@
-"""The interface of an executor, which runs one probe or one job at a time on one device."""
+"""The interface of an executor, which runs one tuning or one job at a time on one device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchwright.driving.loop import TuningHooks, drive
+from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright.planning.driver import ProbeRunner
-from batchwright.schemas.recommendation import CouplingCheck, Recommendation
-from batchwright.schemas.requests import (
-    CouplingRequest,
-    ExpectationRequest,
-    ProbeRequest,
-    TrainingRequest,
-    TuningRequest,
-)
-from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
+from batchwright.planning.session import Tuning
+from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import TrainingRequest
+from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import RunProgress, TrainingResult
 from batchwright_service.errors import ServiceError
 
@@ -53,70 +49,30 @@ class TrainingRun:
 class Executor(ABC):
     """Run work on ``device``. Calls block; they may come from any thread, one at a time.
 
-    Probes go to ``runner``, which the executor owns; subclasses implement training runs.
+    Subclasses implement training runs.
+
+    Args:
+        device: the device.
+        runner: runs the probes of workloads. The executor owns it.
+        commands: runs the probes of commands; ``runner`` too if absent.
     """
 
-    def __init__(self, device: DeviceInfo, runner: ProbeRunner) -> None:
+    def __init__(self, device: DeviceInfo, runner: WorkloadRunner, commands: ProbeRunner | None = None) -> None:
         self.device = device
-        self._runner = runner
+        self._workloads = runner
+        self._commands: ProbeRunner = runner if commands is None else commands
         self._lock = threading.Lock()
         self._closed = False
 
-    def check(self, request: TuningRequest, grace_seconds: GraceSeconds) -> None:
-        """Check the spec before any probe.
+    def tune(self, tuning: Tuning, hooks: TuningHooks, grace_seconds: GraceSeconds) -> None:
+        """Run a tuning to its end, with the errors of ``batchwright.driving.loop.drive``.
 
         Raises:
-            SpecError: naming the field at fault.
-            ProbeCancelledError: when ``grace_seconds`` requested a stop.
-            ProbeError: when the probe could not be run.
+            ProbeCancelledError: when ``grace_seconds`` requested a stop; nothing of a probe is left then.
         """
+        runner = self._workloads if tuning.request.command is None else self._commands
         with self._one_at_a_time():
-            self._runner.check(request, lambda: grace_seconds() is not None)
-
-    def check_coupling(self, request: CouplingRequest, grace_seconds: GraceSeconds) -> CouplingCheck:
-        """Compare the loss of a batch with that of its parts, before any probe.
-
-        Raises:
-            DeviceError: when the device failed.
-            ProbeCancelledError: when ``grace_seconds`` requested a stop.
-            ProbeError: when the probe could not be run.
-        """
-        with self._one_at_a_time():
-            return self._runner.check_coupling(request, lambda: grace_seconds() is not None)
-
-    def begin_estimate(self, request: ExpectationRequest) -> None:
-        """Begin the estimate that ``expect`` will be asked for, where it can be made beside a check."""
-        with self._one_at_a_time():
-            self._runner.begin_estimate(request)
-
-    def expect(self, request: ExpectationRequest, grace_seconds: GraceSeconds) -> ExpectedPeaks | None:
-        """Estimate the peaks that probes would measure; none from a runner that makes no estimates.
-
-        Raises:
-            EstimateError: when there is no estimate, or none yet: ``late_estimate`` may have it later.
-            ProbeCancelledError: when ``grace_seconds`` requested a stop.
-            ProbeError: when the probe could not be run.
-        """
-        with self._one_at_a_time():
-            return self._runner.expect(request, lambda: grace_seconds() is not None)
-
-    def late_estimate(self) -> ExpectedPeaks | None:
-        """Return the estimate that ``expect`` did not wait for, once it is made."""
-        return self._runner.late_estimate()
-
-    def end_search(self) -> None:
-        """End what is kept from one probe of a tuning to the next. Idempotent."""
-        self._runner.end_search()
-
-    def probe(self, request: ProbeRequest, grace_seconds: GraceSeconds) -> ProbeResult:
-        """Run one probe to its end.
-
-        Raises:
-            ProbeCancelledError: when ``grace_seconds`` requested a stop; nothing of the probe is left then.
-            ProbeError: when the probe could not be run.
-        """
-        with self._one_at_a_time():
-            return self._runner.run(request, lambda: grace_seconds() is not None)
+            drive(tuning, runner, hooks, lambda: grace_seconds() is not None)
 
     def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         """Start or resume a run. STOPPED when ``grace_seconds``, or another process, requested a stop.
@@ -130,7 +86,8 @@ class Executor(ABC):
         """End every process. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._runner.close()
+            self._workloads.close()
+            self._commands.close()
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -152,8 +109,8 @@ class Executor(ABC):
         return None
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of probes and jobs."""
-        return self._runner.environment()
+        """Return the environment variables of probes of workloads and of jobs; those of commands follow from them."""
+        return self._workloads.environment()
 
     @abstractmethod
     def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:

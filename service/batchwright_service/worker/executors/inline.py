@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from batchwright.planning.driver import ProbeRunner
+from batchwright.driving.probe_runner import WorkloadRunner
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import TrainingResult
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
@@ -18,7 +18,7 @@ TrainFunction = Callable[[TrainingRun, OnProgress, GraceSeconds], TrainingResult
 class InlineExecutor(Executor):
     """Run probes with ``runner``, which the executor owns, and training runs with ``train``."""
 
-    def __init__(self, device: DeviceInfo, runner: ProbeRunner, train: TrainFunction) -> None:
+    def __init__(self, device: DeviceInfo, runner: WorkloadRunner, train: TrainFunction) -> None:
         super().__init__(device, runner)
         self._train_function = train
 

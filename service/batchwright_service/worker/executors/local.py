@@ -12,9 +12,9 @@ from typing import Protocol
 from typing_extensions import override
 
 from batchwright.commands.command_job import CommandJob
+from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
 from batchwright.hardware import inventory
 from batchwright.hardware.memory_in_use import MemoryInUse, memory_in_use
-from batchwright.planning.driver import ProbeRunner
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
@@ -52,23 +52,25 @@ class LocalExecutor(Executor):
 
     Args:
         device: the device.
-        runner: runs the probes.
+        runner: runs the probes of workloads.
         new_process: makes the process of a job whose workload is described.
         data_roots: the folders from which such a job may read.
         check_command: checks that a job's command is registered on this host; raises ``SpecError`` if not.
         hosts: the hosts that a cluster's engine has assigned, this one included; without it this one alone.
+        commands: runs the probes of commands; ``runner`` too if absent.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - built in one place
         self,
         device: DeviceInfo,
-        runner: ProbeRunner,
+        runner: WorkloadRunner,
         new_process: Callable[[Path], TrainingProcess] | None = None,
         data_roots: DataRoots = ANY_FILE,
         check_command: Callable[[CommandSpec], None] = lambda _spec: None,
         hosts: Hosts | None = None,
+        commands: ProbeRunner | None = None,
     ) -> None:
-        super().__init__(device, runner)
+        super().__init__(device, runner, commands)
         self._check_command = check_command
         self._hosts = hosts
         self._new_process = new_process or partial(TrainingProcess, restarts=_RESTARTS, data_roots=data_roots)

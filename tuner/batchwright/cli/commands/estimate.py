@@ -62,8 +62,8 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
 
 def _estimated(request: EstimateRequest, engine: Engine) -> Estimate:
     """Estimate with the engine, and show what it does."""
+    from batchwright.driving.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - see commands.tune
     from batchwright.estimation import client  # noqa: PLC0415 - see commands.tune
-    from batchwright.probing.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - see commands.tune
 
     with SigtermAsInterrupt(), progress_console().status("tracing updates, without a GPU") as status:
         if engine == "virtual":

@@ -19,17 +19,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from typing_extensions import override
+
+from batchwright.driving.loop import Step, TuningHooks, drive
 from batchwright.errors import TuningFailedError, VirtualGpuError
 from batchwright.estimation.verdict import outside_bytes, plan_to_list, shortfall_bytes, unknown_estimate, usable_bytes
 from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.planning.accumulation import share_per_rank
-from batchwright.planning.driver import prepare_search, remaining_probes
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.session import Tuning
+from batchwright.planning.stages.stage_order import ALL_STAGES, SEARCH_STAGES
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from batchwright.schemas.gpus import ByteInterval, Gpu
+from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ModelSummary, Outcome, ProbeResult
 from batchwright.system.fork_server.spawn import ChildProcess, Start
@@ -50,6 +54,9 @@ _ALLOCATOR_SETTINGS = {"default": "", "expandable-segments": "expandable_segment
 _NOTE = (
     "Seen on a virtual card, not measured: torch and its allocator ran, no kernel did, and cuDNN's workspaces are zero "
     "there. A tuning on the card proves what fits."
+)
+_NOT_COMPARED = CouplingCheck(
+    verdict="not-compared", message="A virtual card computes no loss, so its coupling was not checked."
 )
 
 
@@ -218,14 +225,24 @@ def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor,
         device_of(card),
         environment=runner.environment(),
         versions=installed_versions(),
+        stages=SEARCH_STAGES if request.effective_batch_size is None else ALL_STAGES,
     )
-    prepare_search(tuning, runner.check, runner.expect)
-    for probe in remaining_probes(tuning, runner.late_estimate):
-        if probe.runs_plan and request.effective_batch_size is None:
-            break
-        tuning.record(_run(runner, probe, report))
-    runner.end_search()
+    tuning.record_coupling(_NOT_COMPARED)
+    drive(tuning, runner, _Reporting(card.name, report))
     return tuning
+
+
+class _Reporting(TuningHooks):
+    """Report each probe of a search on a virtual card."""
+
+    def __init__(self, card: str, report: Report) -> None:
+        self._card = card
+        self._report = report
+
+    @override
+    def begins(self, step: Step | ProbeRequest) -> None:
+        if isinstance(step, ProbeRequest):
+            self._report(_activity(step, self._card))
 
 
 def _effective_batch_size(request: EstimateRequest) -> int:
@@ -256,9 +273,13 @@ def _probe_request(request: EstimateRequest, size: int, limit_bytes: int | None)
 
 
 def _run(runner: ProbeSupervisor, probe: ProbeRequest, report: Report) -> ProbeResult:
-    activity = "the plan" if probe.runs_plan else "updates"
-    report(f"running {activity} at micro-batch {probe.micro_batch_size:,} on a virtual {runner.device.name}")
+    report(_activity(probe, runner.device.name))
     return runner.run(probe)
+
+
+def _activity(probe: ProbeRequest, card: str) -> str:
+    activity = "the plan" if probe.runs_plan else "updates"
+    return f"running {activity} at micro-batch {probe.micro_batch_size:,} on a virtual {card}"
 
 
 def _peak(request: EstimateRequest, gpu: Gpu, probe: ProbeResult, verdict: Verdict) -> PeakEstimate | None:

@@ -1,0 +1,178 @@
+"""The loop of every tuning: the order of its steps, what it repeats after a restart, and whom it blames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from batchwright.commands.command_supervisor import CommandSupervisor
+from batchwright.driving.loop import Step, TuningHooks, drive
+from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
+from batchwright.errors import DeviceError, EstimateError, HostFailureError, ProbeCancelledError, SpecError
+from batchwright.planning.accumulation import probe_window
+from batchwright.planning.session import Tuning
+from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.system.host_failures import Cause
+from tests.support.factories import CPU, gpt_spec, probe_result, tuning_request
+from tests.support.oracles import OracleRunner
+
+CURVE = ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=size) for size in (1, 99)))
+
+
+def new_tuning(**changes: Any) -> Tuning:
+    """A tuning of 100 samples on the CPU."""
+    return Tuning(tuning_request(gpt_spec(), **changes), CPU, environment={}, versions={})
+
+
+def run(probe: ProbeRequest) -> ProbeResult:
+    """Fit 37 samples."""
+    outcome = Outcome.FIT if probe.micro_batch_size <= 37 else Outcome.OOM
+    return probe_result(
+        probe.micro_batch_size, outcome, None, accumulates=probe.accumulates, micro_batch_sizes=probe_window(probe)
+    )
+
+
+class Notes(TuningHooks):
+    """Hooks that write down their calls."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.begun: list[Step | ProbeRequest] = []
+        self.ended: list[str] = []
+        self.results: list[ProbeResult] = []
+        self.failure = failure
+
+    @override
+    def begins(self, step: Step | ProbeRequest) -> None:
+        self.begun.append(step)
+
+    @override
+    def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:
+        return peaks.model_copy(update={"resident_bytes": 7})
+
+    @override
+    def run_probe(self, probe: ProbeRequest, run: Callable[[], ProbeResult]) -> ProbeResult:
+        return run().model_copy(update={"message": f"noted {probe.micro_batch_size}"})
+
+    @override
+    def require_host(self, ended: str) -> None:
+        self.ended.append(ended)
+        if self.failure:
+            raise HostFailureError(Cause.DEVICE, self.failure)
+
+    @override
+    def recorded(self, result: ProbeResult) -> None:
+        self.results.append(result)
+
+
+def test_the_steps_have_one_order() -> None:
+    """The estimate is begun before the coupling check, so that both are made at once; what-ifs come last."""
+    runner, notes, tuning = OracleRunner(run, lambda _: CURVE), Notes(), new_tuning(what_if=True)
+    drive(tuning, runner, notes)
+    steps = [call for call, before in zip(runner.calls, [None, *runner.calls], strict=False) if call != before]
+    assert steps == ["begin_estimate", "check_coupling", "expect", "run", "end_search", "expect", "end_search"]
+    first, second, *probes, last = notes.begun
+    assert (first, second, last) == (Step.COUPLING_CHECK, Step.ESTIMATE, Step.WHAT_IFS)
+    assert [probe.micro_batch_size for probe in probes if isinstance(probe, ProbeRequest)] == [
+        result.micro_batch_size for result in notes.results
+    ]
+    assert tuple(notes.results) == tuning.probes
+    assert all(result.message == f"noted {result.micro_batch_size}" for result in notes.results)
+    assert tuning.expected == CURVE.model_copy(update={"resident_bytes": 7})
+
+
+def test_a_restart_repeats_the_check_of_the_loss_alone() -> None:
+    """Probes are recorded; the estimate only orders them; the check of the loss decides which plans are exact."""
+    runner, tuning = OracleRunner(run, lambda _: CURVE), new_tuning()
+    tuning.record(probe_result(1, Outcome.FIT, None))
+    drive(tuning, runner)
+    assert runner.calls[:2] == ["check_coupling", "run"]
+    assert not {"begin_estimate", "expect", "check"} & set(runner.calls)
+    assert tuning.proof_of_search().fits == 37
+
+
+def test_a_missing_estimate_has_the_spec_checked() -> None:
+    """An estimate has built the workload already."""
+
+    def fail(_: ExpectationRequest) -> ExpectedPeaks:
+        raise EstimateError("no trace")
+
+    runner = OracleRunner(run, fail)
+    drive(new_tuning(), runner)
+    assert runner.calls[:5] == ["begin_estimate", "check_coupling", "expect", "check", "run"]
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_an_unexplained_end_of_a_probe_is_a_question_to_the_host(outcome: Outcome) -> None:
+    """Before the probe counts: a device that is gone makes every size fail."""
+
+    def end(probe: ProbeRequest) -> ProbeResult:
+        return probe_result(probe.micro_batch_size, outcome, None, micro_batch_sizes=probe_window(probe))
+
+    tuning, notes = new_tuning(), Notes("the card is gone")
+    if outcome in {Outcome.FIT, Outcome.OOM, Outcome.INVALID_SIZE}:
+        drive(tuning, OracleRunner(end), notes)
+        assert not notes.ended
+        return
+    with pytest.raises(HostFailureError, match="the card is gone"):
+        drive(tuning, OracleRunner(end), notes)
+    assert len(notes.ended) == 1
+    assert notes.ended[0].startswith("The probe of ")
+    assert not tuning.probes
+
+
+class BrokenDevice(OracleRunner):
+    """Its device fails in the check of the loss."""
+
+    @override
+    def check_coupling(self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False) -> Any:
+        raise DeviceError("an ECC error")
+
+
+def test_a_device_error_in_the_check_of_the_loss_is_a_question_to_the_host() -> None:
+    """Where the host knows nothing, the error stays what it is; the search's remains are ended."""
+    notes, runner = Notes(), BrokenDevice(run)
+    with pytest.raises(DeviceError, match="an ECC error"):
+        drive(new_tuning(), runner, notes)
+    assert notes.ended == ["The check for coupled samples ended with: an ECC error"]
+    assert runner.calls[-1] == "end_search"
+    with pytest.raises(HostFailureError, match="the card is gone"):
+        drive(new_tuning(), BrokenDevice(run), Notes("the card is gone"))
+
+
+def test_a_stop_request_ends_the_loop_between_two_probes() -> None:
+    """What was recorded stays, and no estimate goes on."""
+    tuning, runner = new_tuning(), OracleRunner(run)
+    with pytest.raises(ProbeCancelledError):
+        drive(tuning, runner, None, lambda: len(tuning.probes) >= 2)
+    assert len(tuning.probes) == 2
+    assert runner.calls[-1] == "end_search"
+
+
+def test_a_command_is_only_checked_and_probed() -> None:
+    """Its runner has neither a loss to compare nor a model to trace; that of workloads has both."""
+    command: ProbeRunner = CommandSupervisor(CPU)
+    assert not isinstance(command, WorkloadRunner)
+    with ProbeSupervisor(CPU) as supervisor:
+        assert isinstance(supervisor, WorkloadRunner)
+
+
+def test_a_wrong_spec_runs_no_probe() -> None:
+    """And leaves nothing behind."""
+
+    class Wrong(OracleRunner):
+        """Finds a fault in every spec."""
+
+        @override
+        def check(self, request: object, should_stop: Callable[[], bool] = lambda: False) -> None:
+            raise SpecError([], "spec")
+
+    runner = Wrong(run)
+    with pytest.raises(SpecError):
+        drive(new_tuning(), runner)
+    assert "run" not in runner.calls
+    assert runner.calls[-1] == "end_search"
