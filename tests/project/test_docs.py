@@ -16,7 +16,7 @@ import pytest
 from batchwright.client import Client
 from batchwright.errors import ExportRefusal
 from batchwright.planning import search
-from batchwright.planning.proofs import coupled_loss
+from batchwright.planning.stages import undivided_batch
 from batchwright_service import errors
 from batchwright_service.observability.metrics import Metrics
 from batchwright_service.problem_mapping import _TUNER_ERRORS
@@ -169,7 +169,7 @@ def test_every_code_of_a_problem_is_explained() -> None:
     codes = {kind.code for kind in kinds if issubclass(kind, errors.ServiceError)}
     codes |= {code for *_, code, _ in _TUNER_ERRORS}
     codes |= {f"export-{reason}" for reason in get_args(ExportRefusal)}
-    codes |= {coupled_loss._REASON} | {reason for reason, *_ in search._REMEDIES.values()}
+    codes |= {undivided_batch._REASON} | {reason for reason, *_ in search._REMEDIES.values()}
     assert [cells[0].strip("`") for cells in rows("troubleshooting", "Codes of problems")] == sorted(codes)
 
 

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing_extensions import override
 
 from batchwright.client.documents.states import State, WorkKind
-from batchwright.client.documents.work import JobRequest
+from batchwright.client.documents.work import JobRequest, RecordedProbe
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.driving.loop import TuningHooks
-from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError
+from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError, SpecError
+from batchwright.planning.learning.context import expect_measured_context
+from batchwright.planning.learning.correction import conditions_of, corrected
+from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.session import Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.residuals import EstimateResidual
 from batchwright.schemas.results import ExpectedPeaks, ProbeResult
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult
 from batchwright.system.host_failures import (
@@ -32,8 +36,8 @@ from batchwright.system.host_failures import (
 from batchwright.units import format_bytes
 from batchwright_service.application.rules.device_checks import mark_slot, probe_environment
 from batchwright_service.application.rules.equal_tunings import answer_from
-from batchwright_service.application.rules.estimate_learning import correct_estimate, expect_context, keep_residual
-from batchwright_service.application.rules.warm_start import apply_warm_start
+from batchwright_service.application.rules.estimate_learning import residuals_for
+from batchwright_service.application.rules.warm_start import warm_start_of
 from batchwright_service.domain import lease_waits
 from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
@@ -146,65 +150,48 @@ class WorkRunner:
     # --- tunings ---
 
     def _tune(self, claim: Claim, holder: LeaseHolder) -> Ending:
-        item = claim.item
-        request = TuningRequest.from_stored(item.payload)
-        tuning = self._rebuild(claim, request, holder)
-        if (answer := self._answer(item, request, tuning, holder)) is not None:
+        item, stores, served = claim.item, self._stores, self._served
+        request, peers = TuningRequest.from_stored(item.payload), _devices_beside(claim)
+        recorded = holder.retry(lambda: stores.evidence.probes(item.id))
+        environment = probe_environment(request, served)
+        tuning = Tuning(request, served.device, environment=environment, versions=served.versions, peers=peers)
+        if recorded:
+            _require_same_environment(tuning, item)
+        elif (answer := self._answer(item, tuning, holder)) is not None:
             return answer
-        if request.command is None:
-            holder.retry(lambda: expect_context(self._stores.residuals, self._served, tuning))
-        hooks = _RecordingHooks(self._stores, self._context, self._instruments, tuning, holder)
+        stored = holder.retry(lambda: warm_start_of(stores.recommendations, item))
+        residuals = holder.retry(lambda: residuals_for(stores.residuals, served, request))
+        hooks = _RecordingHooks(stores, self._context, self._instruments, tuning, holder, residuals)
+        _restore(item, tuning, stored, residuals, recorded)
         self._executor.tune(tuning, hooks, holder.grace_seconds)
         recommendation = self._recommendation(item, tuning)
-        holder.retry(lambda: keep_residual(self._stores.residuals, self._served, item.id, recommendation))
+        residual = residual_of(recommendation, served.hardware)
+        if residual is not None:
+            holder.retry(lambda: stores.residuals.add(item.id, residual))
         return Ending(State.SUCCEEDED, recommendation=recommendation)
 
-    def _answer(self, item: WorkItem, request: TuningRequest, tuning: Tuning, holder: LeaseHolder) -> Ending | None:
+    def _answer(self, item: WorkItem, tuning: Tuning, holder: LeaseHolder) -> Ending | None:
         """The ending of a tuning that an equal one answers, which has ended since the submission or is running now.
 
         Raises:
             StoppedError: when a stop was requested while the other one was running.
         """
-        if item.fresh or tuning.probes:
+        if item.fresh:
             return None
+        stores, fingerprint = self._stores, tuning.fingerprint
         deadline = time.monotonic() + lease_waits.EQUAL_TUNING_SECONDS
         while True:
-            is_awaited = holder.retry(lambda: self._stores.evidence.is_measured_elsewhere(item.id, tuning.fingerprint))
-            found = holder.retry(lambda: self._stores.recommendations.with_fingerprint(tuning.fingerprint))
+            is_awaited = holder.retry(lambda: stores.evidence.is_measured_elsewhere(item.id, fingerprint))
+            found = holder.retry(lambda: stores.recommendations.with_fingerprint(fingerprint))
             if found is not None and found.evidence.proof.is_conclusive:
                 new_id = self._identifiers.new("rec")
-                answer = answer_from(found, request, self._served.device, item.names, new_id)
+                answer = answer_from(found, tuning.request, self._served.device, item.names, new_id)
                 return Ending(State.SUCCEEDED, recommendation=answer, is_stored=answer is found)
             if not is_awaited or time.monotonic() > deadline:
                 return None
             if holder.reason() is not None:
                 raise StoppedError
             time.sleep(_EQUAL_TUNING_PAUSE_SECONDS)
-
-    def _rebuild(self, claim: Claim, request: TuningRequest, holder: LeaseHolder) -> Tuning:
-        """Restore the state of a tuning from its recorded probes.
-
-        Raises:
-            EnvironmentChangedError: when these probes ran under other versions or limits than the next one would.
-        """
-        item, served = claim.item, self._served
-        tuning = Tuning(
-            request,
-            served.device,
-            environment=probe_environment(request, served),
-            versions=served.versions,
-            peers=_devices_beside(claim),
-        )
-        recorded = holder.retry(lambda: self._stores.evidence.probes(item.id))
-        if recorded and tuning.fingerprint != item.fingerprint:
-            raise EnvironmentChangedError(
-                f"{len(recorded)} probes ran before the device, its memory or a version changed "
-                f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
-            )
-        holder.retry(lambda: apply_warm_start(self._stores.recommendations, item, tuning))
-        for probe in recorded:
-            tuning.record(probe.result)
-        return tuning
 
     def _recommendation(self, item: WorkItem, tuning: Tuning) -> Recommendation:
         now = datetime.now(UTC)
@@ -274,53 +261,77 @@ class WorkRunner:
         return result.model_copy(update={"message": message})
 
 
+@dataclass(frozen=True)
 class _RecordingHooks(TuningHooks):
-    """Record the probes of a claimed tuning, and correct its estimates by what earlier tunings have shown."""
+    """Record the probes of a claimed tuning, and correct its estimates by the residuals of earlier tunings."""
 
-    def __init__(
-        self,
-        stores: RunStores,
-        context: DeviceContext,
-        instruments: Instruments,
-        tuning: Tuning,
-        holder: LeaseHolder,
-    ) -> None:
-        self._stores = stores
-        self._context = context
-        self._instruments = instruments
-        self._tuning = tuning
-        self._holder = holder
+    stores: RunStores
+    context: DeviceContext
+    instruments: Instruments
+    tuning: Tuning
+    holder: LeaseHolder
+    residuals: Sequence[EstimateResidual]
 
     @override
     def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:
-        served = self._context.served
-        return self._holder.retry(lambda: correct_estimate(self._stores.residuals, served, self._tuning, peaks))
+        return corrected(peaks, self.residuals, conditions_of(self.tuning))
 
     @override
     def run_probe(self, probe: ProbeRequest, run: Callable[[], ProbeResult]) -> ProbeResult:
-        ordinal = len(self._tuning.probes) + 1
-        with self._instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
+        ordinal = len(self.tuning.probes) + 1
+        with self.instruments.spans.span("probe", micro_batch_size=probe.micro_batch_size, ordinal=ordinal) as span:
             result = run()
             span.set("outcome", result.outcome.value)
         return result
 
     @override
     def require_host(self, ended: str) -> None:
-        _require_healthy(self._context.health)
+        _require_healthy(self.context.health)
 
     @override
     def recorded(self, result: ProbeResult) -> None:
-        ordinal, binding = len(self._tuning.probes), self._binding()
-        self._holder.retry(lambda: self._stores.evidence.record_probe(self._holder.lease, ordinal, result, binding))
-        self._instruments.metrics.count_probe(self._context.served.device.id, result.outcome.value)
+        ordinal, binding = len(self.tuning.probes), self._binding()
+        self.holder.retry(lambda: self.stores.evidence.record_probe(self.holder.lease, ordinal, result, binding))
+        self.instruments.metrics.count_probe(self.context.served.device.id, result.outcome.value)
 
     def _binding(self) -> Binding | None:
         """Return the binding that the first probe of a tuning for hardware is recorded with."""
-        hardware, conditions = self._tuning.request.hardware, self._tuning.conditions
-        if hardware is None or len(self._tuning.probes) > 1:
+        hardware, conditions = self.tuning.request.hardware, self.tuning.conditions
+        if hardware is None or len(self.tuning.probes) > 1:
             return None
-        need = HardwareNeed.of_kind(self._context.served.device, hardware.devices_per_node)
+        need = HardwareNeed.of_kind(self.context.served.device, hardware.devices_per_node)
         return Binding(need.lane, conditions.fingerprint, conditions.request_fingerprint)
+
+
+def _require_same_environment(tuning: Tuning, item: WorkItem) -> None:
+    """Refuse to go on with recorded probes that ran under other versions or limits than the next one would.
+
+    Raises:
+        EnvironmentChangedError: naming both fingerprints.
+    """
+    if tuning.fingerprint != item.fingerprint:
+        raise EnvironmentChangedError(
+            f"{item.probes} probes ran before the device, its memory or a version changed "
+            f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
+        )
+
+
+def _restore(
+    item: WorkItem,
+    tuning: Tuning,
+    stored: Recommendation | None,
+    residuals: Sequence[EstimateResidual],
+    recorded: Sequence[RecordedProbe],
+) -> None:
+    """Restore the state of a tuning: its warm start, the context that estimates expect, and its recorded probes."""
+    if stored is not None:
+        try:
+            tuning.warm_start_from(stored)
+        except SpecError as error:
+            _log.info("%s is not warm-started by %s: %s", item.id, stored.id, error)
+    expect_measured_context(tuning, residuals)
+    for probe in recorded:
+        tuning.record(probe.result)
 
 
 def _require_healthy(health: Health, trouble: HostFailure | None = None) -> None:

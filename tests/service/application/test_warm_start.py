@@ -27,7 +27,7 @@ from batchwright_service.application.context import ApplicationContext
 from batchwright_service.application.hit_counter import HitCounter
 from batchwright_service.application.queue import QueueCases
 from batchwright_service.application.rules.policy import Policy
-from batchwright_service.application.rules.warm_start import apply_warm_start
+from batchwright_service.application.rules.warm_start import warm_start_of
 from batchwright_service.application.tunings import TuningCases
 from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.identifiers import IdentifierSource
@@ -104,7 +104,8 @@ def work_off(store: Store, served: ServedDevice, runner: WorkloadRunner | None =
     claim = store.leases.claim(served, 3600.0)  # real probes take long on a busy machine, and nobody renews the lease
     assert claim is not None
     tuning = course(claim.item, served)
-    apply_warm_start(store.recommendations, claim.item, tuning)
+    if (stored := warm_start_of(store.recommendations, claim.item)) is not None:
+        tuning.warm_start_from(stored)
     runner = runner or ScriptedRunner(37)
     if (question := tuning.expectation_request()) is not None:
         tuning.start_from_estimate(runner.expect(question))

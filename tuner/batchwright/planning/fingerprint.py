@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -91,6 +92,25 @@ def request_content(
         "device": {"kind": device.kind, "name": device.name},
         "environment": environment,
     }
+
+
+def differences(before: Mapping[str, Any], today: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The values that differ between two contents of fingerprints, by their dotted paths in alphabetical order."""
+    one, other = _leaves(before), _leaves(today)
+    missing = "not set"
+    return {
+        name: (str(one.get(name, missing)), str(other.get(name, missing)))
+        for name in sorted({*one, *other})
+        if one.get(name) != other.get(name)
+    }
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value in a tree of mappings, by its dotted path."""
+    found: dict[str, Any] = {}
+    for name, child in value.items():
+        found |= _leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+    return found
 
 
 def commit_of(spec: WorkloadSpec | CommandSpec) -> str | None:

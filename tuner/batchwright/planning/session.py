@@ -14,11 +14,12 @@ from batchwright.errors import DeviceError, SearchError, TuningFailedError
 from batchwright.planning.comparison.what_if import WhatIfResult, WhatIfs
 from batchwright.planning.finished_tuning import FinishedTuning
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from batchwright.planning.proofs.coupled_loss import WholeBatch, coupling_request, is_undivided
+from batchwright.planning.proofs.coupled_loss import coupling_request, is_undivided
 from batchwright.planning.recommendation import recommend
 from batchwright.planning.search import Failure
 from batchwright.planning.stages.course import Course
-from batchwright.planning.stages.stage_order import ALL_STAGES, UNDIVIDED_STAGES, Stages
+from batchwright.planning.stages.stage_order import ALL_STAGES, Stages
+from batchwright.planning.stages.undivided_batch import UndividedBatch
 from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.planning.warm_start import warm_start_from
 from batchwright.schemas.recommendation import CouplingCheck, Proof, Recommendation
@@ -77,6 +78,8 @@ class Tuning:
         self.coupling: CouplingCheck | None = None
         self._course = Course(self.conditions)
         self._stages = stages
+        self._undivided: UndividedBatch | None = None
+        """The only stage, where the loss couples the samples of a batch."""
         self._missing_estimate: str | None = None
         """Reason why the search began without an estimate; None where it did not."""
         self._probes_before_estimate = 0
@@ -121,15 +124,13 @@ class Tuning:
             TuningFailedError: when no probe could find such a plan.
         """
         self.coupling = check
-        conditions = self.conditions
-        if is_undivided(conditions.request, check):
-            self._course.whole_batch = WholeBatch(conditions.request, conditions.share, check)
-            self._course.whole_batch.require(conditions.space.size(conditions.space.count))
-            self._stages = UNDIVIDED_STAGES
+        if is_undivided(self.request, check):
+            self._undivided = UndividedBatch(self.conditions, check)
+            self._stages = (self._undivided,)
 
     def expectation_request(self) -> ExpectationRequest | None:
         """The request for an estimate that seeds the search; None where the first probe is known without one."""
-        is_known = self._course.warm_start is not None or self._course.whole_batch is not None
+        is_known = self._course.warm_start is not None or self._undivided is not None
         if is_known or self.conditions.space.count == 1 or self.request.command is not None:
             return None
         return self._expectation(self.request.workload)
@@ -209,7 +210,7 @@ class Tuning:
 
     def stop(self, stopped_by: Literal["interrupted", "error"] = "interrupted") -> bool:
         """End the tuning before its end; return whether the probes so far prove a plan, which it then recommends."""
-        return self._course.stop(stopped_by)
+        return self._undivided is None and self._course.stop(stopped_by)
 
     # --- after the last probe ---
 
@@ -278,8 +279,8 @@ class Tuning:
             raise TuningFailedError(PLAN_NOT_FOLLOWED, _remedy_of_misled(course.misled))
         if course.overwriting is not None and course.stopped_at is None and self._following_probe() is not None:
             raise TuningFailedError("overwrites-files", _remedy_of_overwriting(course.overwriting))
-        if course.whole_batch is not None:
-            course.whole_batch.require_fit(course.probes)
+        if self._undivided is not None:
+            self._undivided.require_fit(course.probes)
         proof = self.proof_of_search()
         if self.next_probe() is not None:
             raise self._unfinished()

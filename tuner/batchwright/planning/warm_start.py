@@ -13,13 +13,19 @@ proof. A recommendation that was itself only confirmed by one probe cannot warm-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.planning.fingerprint import commit_of, fingerprint, fingerprinted_versions, request_content
+from batchwright.planning.fingerprint import (
+    commit_of,
+    differences,
+    fingerprint,
+    fingerprinted_versions,
+    request_content,
+)
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.posterior import last_affine_piece
 from batchwright.planning.tuning_conditions import TuningConditions
@@ -68,7 +74,14 @@ def warm_start_from(stored: Recommendation, now: TuningConditions) -> PossibleWa
     Raises:
         SpecError: when ``stored`` is for another request, with every difference, or has no full proof of its own.
     """
-    problems = [*_differences(stored, now), *_unproven(stored)]
+    ranks = max((len(probe.ranks) for probe in stored.evidence.probes), default=0)
+    before = request_content(stored.request, stored.device, stored.environment, ranks)
+    today = request_content(now.request, now.device, now.environment, len(now.rank_devices))
+    problems = [
+        FieldProblem(name, f"is {then} in the warm start, which is of another request", here)
+        for name, (then, here) in differences(before, today).items()
+    ]
+    problems += _unproven(stored)
     if problems:
         raise SpecError(problems, f"warm start from {stored.id}")
     peaks = measured_peaks(stored, now.parameters) or (stored.evidence.expected if _fit(stored) else None)
@@ -117,30 +130,6 @@ def confirmed_proof(start: PossibleWarmStart, probes: Sequence[ProbeResult], now
 
 
 # --- is the request the same? ---
-
-
-def _differences(stored: Recommendation, now: TuningConditions) -> list[FieldProblem]:
-    ranks = max((len(probe.ranks) for probe in stored.evidence.probes), default=0)
-    before = _leaves(request_content(stored.request, stored.device, stored.environment, ranks))
-    today = _leaves(request_content(now.request, now.device, now.environment, len(now.rank_devices)))
-    missing = "not set"
-    return [
-        FieldProblem(
-            name,
-            f"is {before.get(name, missing)} in the warm start, which is of another request",
-            str(today.get(name, missing)),
-        )
-        for name in sorted({*before, *today})
-        if before.get(name) != today.get(name)
-    ]
-
-
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value in a tree of mappings, by its dotted path."""
-    found: dict[str, Any] = {}
-    for name, child in value.items():
-        found |= _leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
-    return found
 
 
 def _unproven(stored: Recommendation) -> list[FieldProblem]:

@@ -6,7 +6,6 @@ import logging
 from contextlib import suppress
 
 from batchwright.errors import SpecError
-from batchwright.planning.session import Tuning
 from batchwright.planning.tuning_conditions import TuningConditions
 from batchwright.planning.warm_start import PossibleWarmStart, warm_start_from
 from batchwright.schemas.recommendation import Recommendation
@@ -28,14 +27,15 @@ def find_warm_start(store: RecommendationStore, conditions: TuningConditions) ->
     return next((start.stored.id for start in [*confirmable, *starts]), None)
 
 
-def apply_warm_start(store: RecommendationStore, item: WorkItem, tuning: Tuning) -> None:
-    """Warm-start ``tuning`` from the recommendation that ``item`` names, if that is still stored and matches."""
+def warm_start_of(store: RecommendationStore, item: WorkItem) -> Recommendation | None:
+    """Return the recommendation that ``item`` is to be warm-started from, if that is still stored."""
     if item.warm_start_from is None:
-        return
+        return None
     try:
-        tuning.warm_start_from(store.get(item.warm_start_from))
-    except (NotFoundError, SpecError) as error:
+        return store.get(item.warm_start_from)
+    except NotFoundError as error:
         _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
+        return None
 
 
 def _warm_start(

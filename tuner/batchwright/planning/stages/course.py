@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Literal
 
 from batchwright.planning.proofs.counted_plans import judge_over_sizes
-from batchwright.planning.proofs.coupled_loss import WholeBatch
 from batchwright.planning.proofs.plan_proof import PlanProof, prove_plan, whole_share_proof
 from batchwright.planning.search import Failure, MicroBatchSearch
 from batchwright.planning.tuning_conditions import TuningConditions
@@ -26,7 +25,6 @@ class Course:
         probes: the results recorded so far, in order.
         search: the search for the largest size.
         warm_start: the stored recommendation that seeds the search, if there is one.
-        whole_batch: the only exact plan, where the loss couples the samples of a batch.
         stopped_at: the largest size whose plan was proven when the tuning was stopped; None where it was not.
     """
 
@@ -34,7 +32,6 @@ class Course:
         self.conditions = conditions
         self.probes: list[ProbeResult] = []
         self.warm_start: PossibleWarmStart | None = None
-        self.whole_batch: WholeBatch | None = None
         self.stopped_at: int | None = None
         self.seed(None)
 
@@ -138,7 +135,7 @@ class Course:
         """End the tuning before its end; return whether the probes so far prove a plan, which it then recommends."""
         self.search.stopped_by = stopped_by
         proof = self.proof
-        if proof is not None and self.misled is None and self.whole_batch is None:
+        if proof is not None and self.misled is None:
             fits = {probe.micro_batch_size for probe in self.probes if probe.outcome is Outcome.FIT}
             for size in sorted((size for size in fits if size <= proof.fits), reverse=True):
                 if not self.proof_of(size, proof).needs_run:

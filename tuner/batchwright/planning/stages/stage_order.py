@@ -8,7 +8,6 @@ from batchwright.planning.stages.plan_run import PlanRun
 from batchwright.planning.stages.plan_timing import PlanTiming
 from batchwright.planning.stages.size_search import SizeSearch
 from batchwright.planning.stages.stage import Stage
-from batchwright.planning.stages.undivided_batch import UndividedBatch
 
 Stages = tuple[Stage, ...]
 
@@ -16,5 +15,3 @@ SEARCH_STAGES: Stages = (Confirmation(), SizeSearch(), BaselineProbe(), PlanTimi
 """Prove the largest size alone."""
 ALL_STAGES: Stages = (*SEARCH_STAGES, PlanRun())
 """Prove the largest size, and then the plan to recommend."""
-UNDIVIDED_STAGES: Stages = (UndividedBatch(),)
-"""Prove a single micro-batch with the whole batch, where no other plan is exact."""
