@@ -21,9 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from batchwright.commands import command_supervisor
+from batchwright.commands import command_probe, command_supervisor
 from batchwright.commands.command_job import CommandJob
-from batchwright.commands.command_supervisor import CommandProbe
+from batchwright.commands.command_probe import CommandProbe
 from batchwright.commands.launching import FreshCommand, Launch
 from batchwright.commands.outcomes import EndedCommand
 from batchwright.hardware.inventory import cpu
@@ -336,7 +336,7 @@ def replayed_commands(name: str) -> Iterator[None]:
 
 
 def _time_of(clock: Clock) -> AbstractContextManager[object]:
-    return patch.object(command_supervisor, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return patch.object(command_probe, "time", SimpleNamespace(monotonic=clock.monotonic))
 
 
 def _renew(names: list[str]) -> None:

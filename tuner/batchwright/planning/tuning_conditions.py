@@ -39,6 +39,7 @@ class TuningConditions:
         rank_devices: the device of each rank of a probe; empty if one rank stands for the others, or is the only one.
         share: samples in an update of the rank with the most.
         space: the sizes that are searched.
+        objective: what the tuning looks for.
         accumulates: whether an update may have several micro-batches.
         parameters: the tuned constants.
     """
@@ -52,6 +53,7 @@ class TuningConditions:
     rank_devices: tuple[str, ...]
     share: int
     space: SearchSpace
+    objective: ObjectiveStrategy = field(repr=False)
     accumulates: bool = True
     parameters: SearchParameters = field(default=DEFAULT_PARAMETERS, repr=False)
 
@@ -65,11 +67,6 @@ class TuningConditions:
     def request_fingerprint(self) -> str:
         """SHA-256 of the request and the kind of device, without the versions and the exact limit."""
         return request_fingerprint(self.request, self.device, self.environment, len(self.rank_devices))
-
-    @property
-    def objective(self) -> ObjectiveStrategy:
-        """What the tuning looks for."""
-        return objective_of(self.request)
 
     @property
     def repeats(self) -> bool:
@@ -136,7 +133,8 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
     probe_limit = int(limit * (1.0 - request.memory_margin))
     ranks = request.spec.parallelism.world_size
     share = share_per_rank(request.effective_batch_size, ranks)[0]
-    space = _search_space(request, share, probe_limit, elastic=device.kind == "cpu")
+    objective = objective_of(request)
+    space = _search_space(request, objective, share, probe_limit, elastic=device.kind == "cpu")
     if request.command is not None:
         check_divisible(request.effective_batch_size, ranks)
     check_listable(request.effective_batch_size, ranks, space.size(space.count))
@@ -150,12 +148,15 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
         rank_devices=rank_devices(request, device, limit, peers),
         share=share,
         space=space,
+        objective=objective,
         accumulates=accumulates,
         parameters=parameters,
     )
 
 
-def _search_space(request: TuningRequest, share: int, limit_bytes: int, *, elastic: bool) -> SearchSpace:
+def _search_space(
+    request: TuningRequest, objective: ObjectiveStrategy, share: int, limit_bytes: int, *, elastic: bool
+) -> SearchSpace:
     """The sizes worth probing: no plan can use a micro-batch above a rank's share.
 
     For a command the divisors of the share, since it repeats one size. For a workload the sizes of the objective.
@@ -168,7 +169,7 @@ def _search_space(request: TuningRequest, share: int, limit_bytes: int, *, elast
         if sizes[-1] < bound:
             reason = f"the largest divisor of the {share} samples of a rank; {reason}"
         return SearchSpace(sizes[-1], reason, sizes=sizes, limit_bytes=limit_bytes, elastic=elastic)
-    of_objective = objective_of(request).sizes(share, bound, request.granularity)
+    of_objective = objective.sizes(share, bound, request.granularity)
     if of_objective is None:
         return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
     highest = max(1, bound // request.granularity) * request.granularity
