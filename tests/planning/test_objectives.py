@@ -23,7 +23,7 @@ from batchwright.planning.accumulation import balanced_split, probe_window, size
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.objectives.by_name import objective_of
 from batchwright.planning.objectives.fastest import Fastest
-from batchwright.planning.objectives.objective import ObjectiveStrategy
+from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
 from batchwright.planning.parameters import DEFAULT_PARAMETERS
 from batchwright.planning.plan_figures import alternatives
 from batchwright.planning.session import Tuning
@@ -407,7 +407,7 @@ def test_a_tie_with_the_expectation_ends_the_timing() -> None:
             spec=mlp_spec(), micro_batch_size=size, samples_per_window=512, device="cpu", measures_time=True
         )
         course.record(plain(request))
-    assert Fastest().next_to_time(512, 40, course.probes) is None
+    assert Fastest().next_to_time(PlanCandidates(512, 40, course.probes)) is None
 
 
 # --- time of an update ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
@@ -76,94 +75,81 @@ def drive(
         ProbeError: when the probing machinery failed.
         StorageError: when the disk for temporary files is full.
     """
+    hooks = hooks or TuningHooks()
     workloads = runner if isinstance(runner, WorkloadRunner) else None
-    run = _Drive(tuning, runner, workloads, hooks or TuningHooks(), should_stop)
     is_new = not tuning.probes
     try:
+        expectation = tuning.expectation_request() if is_new else None
+        if expectation is not None and workloads is not None:
+            workloads.begin_estimate(expectation)  # it is made while the coupling check runs
+        _check_coupling(tuning, workloads, hooks, should_stop)
         if is_new:
-            run.begin_estimate()
-        run.check_coupling()
-        if is_new:
-            run.seed_search()
-        run.run_probes()
+            hooks.begins(Step.ESTIMATE)
+            if not _seed_search(tuning, workloads, hooks, should_stop):
+                runner.check(tuning.request, should_stop)
+        while (probe := _next_probe(tuning, workloads, hooks)) is not None:
+            if should_stop():
+                raise ProbeCancelledError("the tuning was stopped")
+            hooks.begins(probe)
+            result = hooks.run_probe(probe, partial(runner.run, probe, should_stop))
+            if result.outcome in _UNEXPLAINED:
+                hooks.require_host(f"The probe of {result.micro_batch_size} ended with: {result.message}")
+            tuning.record(result)
+            hooks.recorded(result)
         runner.end_search()
-        run.estimate_what_ifs()
+        hooks.begins(Step.WHAT_IFS)
+        _estimate_what_ifs(tuning, workloads, should_stop)
     finally:
         runner.end_search()
 
 
-@dataclass(frozen=True)
-class _Drive:
-    """The steps of ``drive``, whose arguments are its fields."""
+def _check_coupling(
+    tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
+) -> None:
+    """Check whether the loss couples samples."""
+    request = tuning.coupling_request()
+    if request is None or workloads is None:
+        return
+    hooks.begins(Step.COUPLING_CHECK)
+    try:
+        check = workloads.check_coupling(request, should_stop)
+    except DeviceError as error:
+        hooks.require_host(f"The check for coupled samples ended with: {error}")
+        raise
+    tuning.record_coupling(check)
 
-    tuning: Tuning
-    runner: ProbeRunner
-    workloads: WorkloadRunner | None
-    """The runner, if it examines workloads."""
-    hooks: TuningHooks
-    should_stop: Callable[[], bool]
 
-    def begin_estimate(self) -> None:
-        """Begin the estimate that seeds the search, so that it is made while the coupling check runs."""
-        request = self.tuning.expectation_request()
-        if request is not None and self.workloads is not None:
-            self.workloads.begin_estimate(request)
+def _seed_search(
+    tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
+) -> bool:
+    """Seed the search with an estimate, and return whether there is one: it has built the workload.
 
-    def check_coupling(self) -> None:
-        """Check whether the loss couples samples."""
-        request = self.tuning.coupling_request()
-        if request is None or self.workloads is None:
-            return
-        self.hooks.begins(Step.COUPLING_CHECK)
+    The reason of a missing estimate becomes a warning of the recommendation.
+    """
+    request, peaks = tuning.expectation_request(), None
+    if request is not None and workloads is not None:
         try:
-            check = self.workloads.check_coupling(request, self.should_stop)
-        except DeviceError as error:
-            self.hooks.require_host(f"The check for coupled samples ended with: {error}")
-            raise
-        self.tuning.record_coupling(check)
+            peaks = workloads.expect(request, should_stop)
+        except EstimateError as error:
+            tuning.record_missing_estimate(str(error))
+    if peaks is not None:
+        tuning.start_from_estimate(hooks.corrected(peaks))
+    return peaks is not None
 
-    def seed_search(self) -> None:
-        """Seed the search with an estimate, or else check the spec.
 
-        A successful estimate has built the workload, so the spec needs no further check. The reason of a missing
-        estimate becomes a warning of the recommendation.
-        """
-        self.hooks.begins(Step.ESTIMATE)
-        request, peaks = self.tuning.expectation_request(), None
-        if request is not None and self.workloads is not None:
-            try:
-                peaks = self.workloads.expect(request, self.should_stop)
-            except EstimateError as error:
-                self.tuning.record_missing_estimate(str(error))
-        if peaks is None:
-            self.runner.check(self.tuning.request, self.should_stop)
-        else:
-            self.tuning.start_from_estimate(self.hooks.corrected(peaks))
+def _next_probe(tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningHooks) -> ProbeRequest | None:
+    """The next probe. The search goes on with an estimate that took too long once that is made."""
+    late = workloads.late_estimate() if workloads is not None and tuning.lacks_estimate else None
+    if late is not None:
+        tuning.start_from_estimate(hooks.corrected(late))
+    return tuning.next_probe()
 
-    def run_probes(self) -> None:
-        """Run the probes. The search goes on with an estimate that took too long once that is made."""
-        while True:
-            late = self.workloads.late_estimate() if self.workloads is not None and self.tuning.lacks_estimate else None
-            if late is not None:
-                self.tuning.start_from_estimate(self.hooks.corrected(late))
-            probe = self.tuning.next_probe()
-            if probe is None:
-                return
-            if self.should_stop():
-                raise ProbeCancelledError("the tuning was stopped")
-            self.hooks.begins(probe)
-            result = self.hooks.run_probe(probe, partial(self.runner.run, probe, self.should_stop))
-            if result.outcome in _UNEXPLAINED:
-                self.hooks.require_host(f"The probe of {result.micro_batch_size} ended with: {result.message}")
-            self.tuning.record(result)
-            self.hooks.recorded(result)
 
-    def estimate_what_ifs(self) -> None:
-        """Estimate the what-ifs. A change that cannot be estimated becomes a warning."""
-        self.hooks.begins(Step.WHAT_IFS)
-        while self.workloads is not None and (request := self.tuning.next_what_if()) is not None:
-            try:
-                peaks = self.workloads.expect(request, self.should_stop)
-            except (EstimateError, ProbeError, StorageError):  # the search has ended: its result is worth more
-                peaks = None
-            self.tuning.record_what_if(peaks)
+def _estimate_what_ifs(tuning: Tuning, workloads: WorkloadRunner | None, should_stop: Callable[[], bool]) -> None:
+    """Estimate the what-ifs. A change that cannot be estimated becomes a warning."""
+    while workloads is not None and (request := tuning.next_what_if()) is not None:
+        try:
+            peaks = workloads.expect(request, should_stop)
+        except (EstimateError, ProbeError, StorageError):  # the search has ended: its result is worth more
+            peaks = None
+        tuning.record_what_if(peaks)

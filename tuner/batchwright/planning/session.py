@@ -35,11 +35,7 @@ class Tuning:
         request: the request of the tuning.
         device: the device to probe.
         environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
-        versions: as from ``batchwright.planning.fingerprint.installed_versions``.
-        parameters: the tuned constants.
-        accumulates: whether an update may have several micro-batches. Otherwise the effective batch is the largest
-            micro-batch that fits, and the request's is only a bound of it.
-        peers: further devices of the same kind, on which the other ranks of the workload may run.
+        versions, parameters, accumulates, peers: as for ``batchwright.planning.tuning_conditions.conditions_of``.
         stages: the stages of its course.
 
     Attributes:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from batchwright.planning.accumulation import steps_of
-from batchwright.planning.objectives.objective import ObjectiveStrategy
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
+from batchwright.planning.parameters import SearchParameters
 from batchwright.planning.plan_figures import format_rate, optimistic_seconds, possible_sizes, update_seconds
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.results import Outcome, ProbeResult
@@ -28,19 +28,12 @@ class Fastest(ObjectiveStrategy):
     times_plans = True
 
     @override
-    def next_to_time(
-        self,
-        share: int,
-        largest: int,
-        probes: Sequence[ProbeResult],
-        parameters: SearchParameters = DEFAULT_PARAMETERS,
-        *,
-        repeats: bool = False,
-    ) -> int | None:
+    def next_to_time(self, plans: PlanCandidates) -> int | None:
+        share, probes, parameters = plans.share, plans.probes, plans.parameters
         timed = {probe.micro_batch_size for probe in probes if probe.measures_time}
         best = _best(share, probes)
         is_steady = best is not None and not best.allocator_retries
-        possible = possible_sizes(share, largest, probes, repeats=repeats)[-parameters.considered_plans :]
+        possible = possible_sizes(share, plans.largest, probes, repeats=plans.repeats)[-parameters.considered_plans :]
         thrashing = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
         kept = (size for size in reversed(possible) if not is_steady or size not in thrashing)
         considered = sorted(kept, key=thrashing.__contains__)
@@ -55,25 +48,19 @@ class Fastest(ObjectiveStrategy):
         return promising if optimistic(promising) < threshold else None
 
     @override
-    def recommended_size(
-        self,
-        share: int,
-        largest: int,
-        probes: Sequence[ProbeResult],
-        parameters: SearchParameters = DEFAULT_PARAMETERS,
-    ) -> int:
+    def recommended_size(self, plans: PlanCandidates) -> int:
         """The largest micro-batch of the fastest plan; the largest that fits when no plan could be timed.
 
         Of equally fast plans the one with the least memory is chosen.
         """
-        best = _best(share, probes)
+        best = _best(plans.share, plans.probes)
         if best is None:
-            return largest
-        shortest = update_seconds(share, best)
+            return plans.largest
+        shortest = update_seconds(plans.share, best)
         tied = [
             probe
-            for probe in _timed_plans(probes)
-            if update_seconds(share, probe) <= shortest * (1 + _difference(probe, best, parameters))
+            for probe in _timed_plans(plans.probes)
+            if update_seconds(plans.share, probe) <= shortest * (1 + _difference(probe, best, plans.parameters))
         ]
         return min(tied, key=lambda probe: (probe.held_bytes or 0, probe.micro_batch_size)).micro_batch_size
 

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from batchwright.planning.accumulation import sizes_for_steps
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.results import ProbeResult
+
+
+@dataclass(frozen=True)
+class PlanCandidates:
+    """The plans among which an objective chooses, and what is known of them.
+
+    Attributes:
+        share: samples of a rank in an update.
+        largest: the largest size that fits.
+        probes: every probe so far.
+        repeats: whether plans repeat one size, which divides the share.
+        parameters: the tuned constants.
+    """
+
+    share: int
+    largest: int
+    probes: Sequence[ProbeResult]
+    repeats: bool = False
+    parameters: SearchParameters = DEFAULT_PARAMETERS
 
 
 class ObjectiveStrategy(ABC):
@@ -37,37 +57,14 @@ class ObjectiveStrategy(ABC):
         """
         return sizes_for_steps(share, bound, granularity)
 
-    def next_to_time(
-        self,
-        share: int,
-        largest: int,
-        probes: Sequence[ProbeResult],
-        parameters: SearchParameters = DEFAULT_PARAMETERS,
-        *,
-        repeats: bool = False,
-    ) -> int | None:
-        """The largest micro-batch of the plan to time next; None when another timing would not change the choice.
-
-        Args:
-            share: samples of a rank in an update.
-            largest: the largest size that fits.
-            probes: every probe so far.
-            parameters: the tuned constants.
-            repeats: whether plans repeat one size, which divides the share.
-        """
-        del share, largest, probes, parameters, repeats
+    def next_to_time(self, plans: PlanCandidates) -> int | None:
+        """The largest micro-batch of the plan to time next; None when another timing would not change the choice."""
+        del plans
         return None
 
-    def recommended_size(
-        self,
-        share: int,
-        largest: int,
-        probes: Sequence[ProbeResult],
-        parameters: SearchParameters = DEFAULT_PARAMETERS,
-    ) -> int:
-        """The micro-batch size to plan with: by default the largest that fits. The arguments are as above."""
-        del share, probes, parameters
-        return largest
+    def recommended_size(self, plans: PlanCandidates) -> int:
+        """The micro-batch size to plan with: by default the largest that fits."""
+        return plans.largest
 
     @abstractmethod
     def describe_choice(

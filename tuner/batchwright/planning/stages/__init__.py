@@ -2,8 +2,8 @@
 
 ``course`` holds the recorded probes and what they have established; stages keep no state of their own. In order:
 
-1. ``confirmation`` probes the size of a stored recommendation, which that probe alone may confirm.
-2. ``size_search`` probes until the largest size that fits is proven.
+1. ``size_search.Confirmation`` probes the size of a stored recommendation, which that probe alone may confirm.
+2. ``size_search.SizeSearch`` probes until the largest size that fits is proven.
 3. ``baseline_probe`` probes the size of the plan in use until now, for the gain over it.
 4. ``plan_timing`` times plans, for an objective whose choice rests on their times.
 5. ``plan_run`` runs the plan itself, unless a probe was at least as demanding.

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from batchwright.planning.stages.course import Course
+from batchwright.planning.stages.stage import Stage
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import ProbeResult
 
 
-class BaselineProbe:
-    """Probe the baseline's size, which shows its time and memory. Where plans are timed, its plan is timed instead."""
+class BaselineProbe(Stage):
+    """Probe the baseline's size, which shows its time and memory. Where plans are timed, its plan is timed instead.
 
+    The result must not change the search.
+    """
+
+    @override
     def ask(self, course: Course) -> ProbeRequest | None:
-        """The probe of that size, unless one has run, or it cannot fit."""
         size = self._size(course)
         return None if size is None else course.conditions.probe(size)
 
+    @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        """Take the result, which must not change the search."""
         return self._size(course) == result.micro_batch_size
 
     @staticmethod

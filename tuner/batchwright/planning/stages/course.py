@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from batchwright.planning.objectives.objective import PlanCandidates
 from batchwright.planning.proofs.counted_plans import judge_over_sizes
 from batchwright.planning.proofs.plan_proof import PlanProof, prove_plan, whole_share_proof
 from batchwright.planning.search import Failure, MicroBatchSearch
@@ -94,11 +95,15 @@ class Course:
             return None
         size = self.stopped_at
         if size is None:
-            conditions = self.conditions
-            size = conditions.objective.recommended_size(
-                conditions.share, proof.fits, self.probes, conditions.parameters
-            )
+            size = self.conditions.objective.recommended_size(self.candidates(proof))
         return self.proof_of(size, proof)
+
+    def candidates(self, proof: Proof) -> PlanCandidates:
+        """The plans among which the objective chooses."""
+        conditions = self.conditions
+        return PlanCandidates(
+            conditions.share, proof.fits, self.probes, repeats=conditions.repeats, parameters=conditions.parameters
+        )
 
     def proof_of(self, size: int, proof: Proof) -> PlanProof:
         """What the probes show of the plan in micro-batches of at most ``size``."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from batchwright.errors import SearchError
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.proofs.plan_proof import format_window
 from batchwright.planning.stages.course import Course
+from batchwright.planning.stages.stage import Stage
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import ProbeResult
 
 
-class PlanRun:
+class PlanRun(Stage):
     """Run the plan, where no fit was at least as demanding (``batchwright.planning.proofs.plan_proof``)."""
 
+    @override
     def ask(self, course: Course) -> ProbeRequest | None:
-        """The run of the plan."""
         proof = course.proof
         plan = None if proof is None else course.plan_proof(proof)
         if plan is None or not plan.needs_run:
@@ -24,8 +27,8 @@ class PlanRun:
             plan.window[0], share=plan.share, runs_plan=True, counts_plan=conditions.request.command is not None
         )
 
+    @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        """Take the result, if it is of the plan that is to run now."""
         if not result.runs_plan or result.measures_time:
             return False
         expected = self.ask(course)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from batchwright.errors import SearchError
 from batchwright.planning.accumulation import plan_size, steps_of
 from batchwright.planning.stages.course import Course
+from batchwright.planning.stages.stage import Stage
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import ProbeResult
 
 
-class PlanTiming:
+class PlanTiming(Stage):
     """Time the plans that the objective compares, and last the plan of the baseline."""
 
+    @override
     def ask(self, course: Course) -> ProbeRequest | None:
-        """The timing of the next plan, once the search has ended."""
         conditions, proof = course.conditions, course.proof
         if not conditions.objective.times_plans or proof is None or proof.fits == 0:
             return None
-        size = conditions.objective.next_to_time(
-            conditions.share, proof.fits, course.probes, conditions.parameters, repeats=conditions.repeats
-        )
+        size = conditions.objective.next_to_time(course.candidates(proof))
         size = _baseline_to_time(course, proof) if size is None else size
         return None if size is None else conditions.probe(size, measures_time=True)
 
+    @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        """Take the result, if a plan of this tuning has that size."""
         if not result.measures_time:
             return False
         conditions, size = course.conditions, result.micro_batch_size

@@ -1,27 +1,45 @@
-"""The second stage: search for the largest size that fits. Pure, no torch."""
+"""The first two stages: confirm a stored recommendation, and search for the largest size that fits. No torch."""
 
 from __future__ import annotations
+
+from typing_extensions import override
 
 from batchwright.errors import SearchError
 from batchwright.planning.proofs.plan_proof import longer_as_plan, peak_without_gradients
 from batchwright.planning.stages.course import Course
+from batchwright.planning.stages.stage import Stage
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome, ProbeResult
 
 
-class SizeSearch:
+class Confirmation(Stage):
+    """Probe the size of the stored recommendation, until it is known whether that still fits."""
+
+    @override
+    def ask(self, course: Course) -> ProbeRequest | None:
+        start = course.warm_start
+        if start is None or start.size is None or course.search.verdict is not None:
+            return None
+        if any(probe.outcome is not Outcome.LOST for probe in course.probes):
+            return None
+        proves_plan = _can_prove_plan(course, start.size)
+        return course.conditions.probe(start.size, counts_plan=proves_plan)
+
+
+class SizeSearch(Stage):
     """Probe sizes until the largest that fits is proven, and then the whole share where it may fit all the same."""
 
+    @override
     def ask(self, course: Course) -> ProbeRequest | None:
-        """The probe of the next size."""
-        if course.is_confirmed:
+        size = None if course.is_confirmed else course.search.ask() or _whole_share(course)
+        if size is None:
             return None
-        size = course.search.ask() or _whole_share(course)
-        return None if size is None else probe_of_search(course, size)
+        proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
+        return course.conditions.probe(size, counts_plan=proves_plan)
 
+    @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        """Tell the search, unless it has ended: then the result is of the whole share."""
         size = result.micro_batch_size
         if result.runs_plan:
             raise SearchError(f"no plan with micro-batches of {size} is run in this tuning")
@@ -32,26 +50,16 @@ class SizeSearch:
         return True
 
 
-def probe_of_search(course: Course, size: int, *, is_likely_last: bool = False) -> ProbeRequest:
-    """The probe of a size, which runs the plan with this size where that saves a later run of it.
-
-    That is so for a command, where the size is likely the plan's and the probe takes only a few times longer.
-
-    Args:
-        course: the course of the tuning.
-        size: the micro-batch size.
-        is_likely_last: whether the size is expected to be the answer, however long its probe takes.
-    """
-    return course.conditions.probe(size, counts_plan=_may_prove_plan(course, size, is_likely_last=is_likely_last))
-
-
-def _may_prove_plan(course: Course, size: int, *, is_likely_last: bool) -> bool:
+def _can_prove_plan(course: Course, size: int) -> bool:
+    """Return whether a probe of a command may run the plan with this size, which then needs no run of its own."""
     conditions = course.conditions
     divides = conditions.accumulates and conditions.share % size == 0
-    if not conditions.repeats or conditions.objective.times_plans or not divides:
-        return False
-    if is_likely_last:
-        return True
+    return conditions.repeats and divides and not conditions.objective.times_plans
+
+
+def _likely_proves_plan(course: Course, size: int) -> bool:
+    """Return whether the size is likely the plan's, and running that plan takes only a few times longer."""
+    conditions = course.conditions
     fits = [probe for probe in course.searched if probe.outcome is Outcome.FIT]
     if not fits or not course.search.may_end_with(size):
         return False

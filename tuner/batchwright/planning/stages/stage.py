@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from batchwright.planning.stages.course import Course
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import ProbeResult
 
 
-class Stage(Protocol):
+class Stage(ABC):
     """A part of a tuning's course. What it asks for depends on the recorded probes alone."""
 
+    @abstractmethod
     def ask(self, course: Course) -> ProbeRequest | None:
         """The next probe of this stage; None when the stage is over, or has not all that it needs."""
 
@@ -21,3 +22,5 @@ class Stage(Protocol):
         Raises:
             SearchError: when no stage can have asked for it.
         """
+        del course, result
+        return False

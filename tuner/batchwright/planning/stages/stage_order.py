@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from batchwright.planning.stages.baseline_probe import BaselineProbe
-from batchwright.planning.stages.confirmation import Confirmation
 from batchwright.planning.stages.plan_run import PlanRun
 from batchwright.planning.stages.plan_timing import PlanTiming
-from batchwright.planning.stages.size_search import SizeSearch
+from batchwright.planning.stages.size_search import Confirmation, SizeSearch
 from batchwright.planning.stages.stage import Stage
 
 Stages = tuple[Stage, ...]
