@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Request, Route, expect
 from batchwright.cli.arguments import option_of
 from batchwright.client.documents.bulk import MOST_IDS
 from batchwright.client.documents.work import TuningSubmission
-from batchwright.planning.objectives import expected_bytes
+from batchwright.planning.plan_figures import expected_bytes
 from batchwright.schemas.requests import Baseline, Named, TuningRequest
 from batchwright_service.dashboard.new_tuning import presets
 from batchwright_service.registry.registered_commands import RegisteredCommands
