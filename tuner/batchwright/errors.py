@@ -123,6 +123,10 @@ class HostFailureError(BatchwrightError):
         self.needed_bytes = needed_bytes
         super().__init__(message)
 
+    def __reduce__(self) -> tuple[type[HostFailureError], tuple[str, str, int]]:
+        """Pickle the arguments, as ``SpecError`` does."""
+        return type(self), (self.cause, str(self), self.needed_bytes)
+
 
 class ProbeCancelledError(BatchwrightError):
     """A probe was ended on request of its caller."""

@@ -59,6 +59,7 @@ _CAUSE_BY_MESSAGE = {
     "No space left on device": Cause.DISK_FULL,
     "Disk quota exceeded": Cause.DISK_FULL,
     "database or disk is full": Cause.DISK_FULL,  # SQLite
+    "Not enough disk space": Cause.DISK_FULL,  # `datasets`
     "Read-only file system": Cause.READ_ONLY,
     "Input/output error": Cause.INPUT_OUTPUT,
     "Too many open files": Cause.DESCRIPTORS,

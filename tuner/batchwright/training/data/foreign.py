@@ -1,16 +1,24 @@
-"""Run the parsers of other packages on data: their errors name a place, and a crash or an endless loop ends a child."""
+"""Run the parsers of other packages on data: their errors name a place, and a crash or an endless loop ends a child.
+
+A child is forked by a process that was itself forked before this one had threads (``start_parsers``). A fork of a
+process with threads keeps the locks that these held, and may wait for them for ever.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import TypeVar
 
-from batchwright.errors import BatchwrightError, SpecError
+from batchwright.errors import BatchwrightError, HostFailureError
+from batchwright.system.host_failures import host_failure_of
 from batchwright.system.processes import fork
 from batchwright.training.data.base import data_problem
 
@@ -33,6 +41,7 @@ def foreign_errors(field: str, place: Callable[[], str]) -> Iterator[None]:
 
     Raises:
         SpecError: for any error but those of this package and a lack of memory.
+        HostFailureError: when a disk fails.
     """
     try:
         yield
@@ -41,23 +50,26 @@ def foreign_errors(field: str, place: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust
             raise
-        raise data_problem(field, f"cannot be read: {described(error)}", place()) from None
+        failure = disk_failure(error) or data_problem(field, f"cannot be read: {described(error)}", place())
+        raise failure from None
 
 
 def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T]:
-    """Yield what ``produce`` yields in a forked process, which ends with the iteration.
+    """Yield what ``produce`` yields in a process of its own, which ends with the iteration.
 
     Args:
-        produce: makes the elements, which are pickled and not None.
+        produce: makes the elements, which are not None. It and they are pickled.
         seconds: time limit of each element.
 
     Raises:
         ForeignFailure: when ``produce`` raises an error, its process is killed, or an element takes too long.
-        SpecError: as raised by ``produce``.
+        BatchwrightError: as raised by ``produce``; a HostFailureError where a disk fails.
+        MemoryError: as raised by ``produce``.
     """
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = fork(lambda: _send_all(produce, sender))
+    parent = _ParserParent.begin_in_idle(pickle.dumps(produce), sender)
     sender.close()
+    status: int | None = None
     try:
         while receiver.poll(seconds):
             element, error = receiver.recv()
@@ -68,25 +80,114 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
             yield element
         raise ForeignFailure(f"took more than {seconds:g} s")
     except EOFError:
-        _, status = os.waitpid(child, 0)
-        child = 0
+        status = parent.end()
         ending = signal.strsignal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else f"status {status >> 8}"
         raise ForeignFailure(f"crashed its parser ({ending})") from None
     finally:
         receiver.close()
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        if status is None:
+            parent.end()
 
 
-def _send_all(produce: Callable[[], Iterable[object]], sender: Connection) -> None:
+def start_parsers() -> None:
+    """Start the parent of the processes of ``in_child``. Called before this process has threads, as torch starts some.
+
+    A process that does not call it starts the parent when it first needs one.
+    """
+    _idle.append(_ParserParent())
+
+
+def end_parsers() -> None:
+    """End the idle parents."""
+    while _idle:
+        _idle.pop().close()
+
+
+class _ParserParent:
+    """A process that forks the processes of ``in_child``, one at a time, and has no thread that could hold a lock."""
+
+    def __init__(self) -> None:
+        self._connection, other = multiprocessing.Pipe()
+        self._process = fork(lambda: _serve(other, self._connection))
+        other.close()
+        self._child = 0
+
+    @classmethod
+    def begin_in_idle(cls, job: bytes, sender: Connection) -> _ParserParent:
+        """Begin a job in a parent that has none: an iteration may begin within another."""
+        while _idle:
+            parent = _idle.pop()
+            try:
+                parent.begin(job, sender)
+            except (OSError, EOFError):  # it ended with the thread that started it
+                parent.close()
+            else:
+                return parent
+        parent = cls()
+        parent.begin(job, sender)
+        return parent
+
+    def begin(self, job: bytes, sender: Connection) -> None:
+        """Fork a child that sends what the pickled ``job`` produces."""
+        self._connection.send_bytes(job)
+        send_handle(self._connection, sender.fileno(), self._process)
+        self._child = self._connection.recv()
+
+    def end(self) -> int:
+        """Kill the child if it still runs, and return its wait status. The parent is idle then."""
+        try:
+            os.kill(self._child, signal.SIGKILL)  # not waited for yet, so the number is its own
+            self._connection.send(None)
+            status: int = self._connection.recv()
+        except (OSError, EOFError):
+            self.close()
+            return signal.SIGKILL
+        _idle.append(self)
+        return status
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+_idle: list[_ParserParent] = []
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _serve(connection: Connection, others: Connection) -> None:
+    """Fork a child for each job until the connection is closed."""
+    others.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(EOFError):
+        while True:
+            job = connection.recv_bytes()
+            sender = Connection(recv_handle(connection), readable=False)
+            child = fork(partial(_send_all, job, sender))
+            sender.close()
+            connection.send(child)
+            connection.recv()
+            connection.send(os.waitpid(child, 0)[1])
+
+
+def _send_all(job: bytes, sender: Connection) -> None:
     """Send each element with no error, or no element with an error; and neither at the end."""
     try:
-        for element in produce():
+        for element in pickle.loads(job)():  # noqa: S301 - our own
             sender.send((element, None))
-    except (SpecError, ForeignFailure) as error:
+    except (BatchwrightError, ForeignFailure, MemoryError) as error:
         sender.send((None, error))
-    except BaseException as error:  # noqa: BLE001 - the parent reports it
-        sender.send((None, ForeignFailure(described(error))))
+    except BaseException as error:  # noqa: BLE001 - the caller reports it
+        sender.send((None, disk_failure(error) or ForeignFailure(described(error))))
     else:
         sender.send((None, None))
+
+
+def disk_failure(error: BaseException) -> HostFailureError | None:
+    """The error of a disk that is full or fails, which says nothing of the data; None for any other."""
+    found = host_failure_of(error)
+    if found is None or not found.isdisk_failure:
+        return None
+    return HostFailureError(found.cause, found.message, found.needed_bytes)

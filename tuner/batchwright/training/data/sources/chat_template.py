@@ -5,6 +5,7 @@ transformers renders templates in a sandbox, and code beside a model is never ru
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ Span: TypeAlias = tuple[int, int]
 """First character and end of a part of a text."""
 
 _FIELD = "data.chat_template"
+_RENDERER = "transformers.utils.chat_template_utils"
 _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _LARGEST = 2**24
 """Bytes of a file that are read: a hundred times the longest templates."""
@@ -72,7 +74,7 @@ class ChatTemplate:
         self.marks_answers = _GENERATION.search(source) is not None
         self._prompts_answers = "add_generation_prompt" in source
         self._tokens = dict(tokens)
-        self._chat_templates = import_optional("transformers.utils.chat_template_utils", _FIELD, _TEMPLATE)
+        import_optional(_RENDERER, _FIELD, _TEMPLATE)
 
     def render(self, chat: Chat, *, awaits_answer: bool = False) -> str:
         """Make the text of a conversation; with ``awaits_answer`` up to where the assistant would begin to answer.
@@ -151,7 +153,7 @@ class ChatTemplate:
 
     def _rendered_as_they_are(self, chat: Chat, options: Mapping[str, bool]) -> tuple[str, list[Span]]:
         try:
-            texts, spans = self._chat_templates.render_jinja_template(
+            texts, spans = importlib.import_module(_RENDERER).render_jinja_template(
                 [chat.messages], chat.tools, chat_template=self._source, **options, **self._tokens
             )
         except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes

@@ -6,6 +6,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from textwrap import shorten
 from typing import Any, TypeAlias, TypeVar
@@ -23,6 +24,7 @@ from batchwright.training.data.sources.chat_template import (
     tools_of,
 )
 from batchwright.training.data.sources.rows import (
+    Rows,
     TextRows,
     holds_lists,
     read_rows,
@@ -181,22 +183,24 @@ def encoded_rows(rows: TextRows, encode: Callable[[Mapping[str, Sequence[Any]]],
         SpecError: about ``field``, when a row cannot be encoded.
     """
     done = 0
-
-    def encoded(count: int) -> Iterator[list[_T]]:
-        return (encode(rows.rows[first : first + count]) for first in range(done, len(rows.rows), count))
-
     try:
-        for some in in_child(lambda: encoded(_ROWS_AT_A_TIME), _SECONDS):
+        for some in in_child(partial(_encoded, rows.rows, encode, 0, _ROWS_AT_A_TIME), _SECONDS):
             yield from some
             done += len(some)
     except ForeignFailure:
         try:
-            for some in in_child(lambda: encoded(1), _SECONDS_OF_ROW):
+            for some in in_child(partial(_encoded, rows.rows, encode, done, 1), _SECONDS_OF_ROW):
                 yield from some
                 done += 1
         except ForeignFailure as failure:
             row = shorten(str(rows.rows[done]), _LONGEST_ROW)
             raise data_problem(field, f"cannot be encoded: {failure}", f"{rows.place(done)}: {row}") from None
+
+
+def _encoded(
+    rows: Rows, encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], begin: int, count: int
+) -> Iterator[list[_T]]:
+    return (encode(rows[first : first + count]) for first in range(begin, len(rows), count))
 
 
 def each_row(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,12 +86,16 @@ def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, fold
     padding = padding_id(tokenizer, config)
     if packing is not None:
         rows = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
-        documents = encoded_rows(rows, lambda some: tokenizer.encode_documents(list(some[data.text_field])), _TEXT)
+        documents = encoded_rows(rows, partial(_documents, tokenizer, data.text_field), _TEXT)
         return _packed(documents, packing, padding, data, spec)
     found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
     samples = RecordSamples(found.rows, _pad_empty(encode, padding), found.place)
     ragged = _ragged(samples, found.lengths, padding, spec, workload)
     return replace(ragged, classes=encode.names if isinstance(encode, ClassEncoder) else ())
+
+
+def _documents(tokenizer: TextTokenizer, field: str, rows: Mapping[str, Sequence[str]]) -> list[list[int]]:
+    return tokenizer.encode_documents(list(rows[field]))
 
 
 def _completions_data(

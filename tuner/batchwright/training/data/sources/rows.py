@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
+from batchwright.training.data.foreign import ForeignFailure, disk_failure, foreign_errors, in_child
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.workloads.base import Sample
 
@@ -36,7 +36,7 @@ class RowFiles:
     """Reader of `datasets`."""
     paths: list[Path]
     """The files, in the order of their rows."""
-    cache: Path | None
+    cache: Path
     """Folder for the copies of `datasets`."""
 
     def load(self, paths: list[Path] | None = None) -> Rows:
@@ -45,8 +45,8 @@ class RowFiles:
         Raises:
             ForeignFailure: when a file cannot be read.
         """
-        load = partial(_load, self.builder, self.paths if paths is None else paths, self.cache)
-        list(in_child(lambda: [len(load())], _LOADING_SECONDS))
+        load = functools.partial(_load, self.builder, self.paths if paths is None else paths, self.cache)
+        list(in_child(functools.partial(_load_once, load), _LOADING_SECONDS))
         return load()
 
     def place(self, number: int) -> str:
@@ -69,6 +69,12 @@ class RowFiles:
             except ForeignFailure:
                 return str(path)
         return ", ".join(map(str, self.paths))
+
+
+    def place_of_null(self) -> str | None:
+        """Name the first row that is `null`, which is read as a row whose fields are all missing."""
+        rows = ((row, path) for path in self.paths for row, line in enumerate(_lines(path), start=1) if _is_null(line))
+        return next((f"row {row} of {path}" for row, path in rows), None)
 
 
 class FileRows(NamedTuple):
@@ -129,13 +135,16 @@ def read_rows(data: RecordsData, folders: DataFolders) -> FileRows:
         SpecError: when a path matches no file or one outside the folders, or a file cannot be read in its format.
     """
     files = folders.matching(data.paths)
-    found = RowFiles(data.format or _format_of(files), files, folders.cache)
+    cache = folders.cache or Path(import_optional("datasets.config", "data.kind", "records").HF_DATASETS_CACHE)
+    found = RowFiles(data.format or _format_of(files), files, cache)
     opened = [_opened(path, folders) for path in files]
     try:
         rows = found.load()
     except ForeignFailure as failure:
         place = found.faulty_place()
         raise data_problem(_PATHS, f"cannot be read as {found.builder}: {failure}", place) from None
+    if found.builder == "json" and _has_row_of_nulls(rows) and (place := found.place_of_null()) is not None:
+        raise data_problem(_PATHS, "has a row `null`: write an object or nothing", place)
     for path, identity in zip(files, opened, strict=True):
         if _identity(path.lstat()) != identity:
             raise data_problem(_PATHS, "was replaced while it was read: try again", path)
@@ -215,7 +224,7 @@ def _check_texts(found: FileRows, field: str, name: str) -> None:
             chunk.validate(full=True)
         except ValueError:
             for index in range(len(chunk)):
-                with foreign_errors(field, partial(found.files.place, first + index)):
+                with foreign_errors(field, functools.partial(found.files.place, first + index)):
                     chunk.take([index]).validate(full=True)  # a slice of lists would check all of their elements
         first += len(chunk)
 
@@ -227,6 +236,16 @@ def _is_faulty(line: bytes, builder: str) -> bool:
         return builder == "json" and bool(text.strip()) and not isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return True
+
+
+def _is_null(line: bytes) -> bool:
+    return line.strip() == b"null"
+
+
+def _has_row_of_nulls(rows: Rows) -> bool:
+    compute = import_optional("pyarrow.compute", "data.kind", "records")
+    columns = (compute.is_null(column) for column in rows.data.columns)
+    return bool(compute.any(functools.reduce(compute.and_, columns)).as_py())
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -282,23 +301,30 @@ def _format_of(files: list[Path]) -> str:
     return found
 
 
-def _load(builder: str, files: list[Path], cache: Path | None) -> Rows:
+def _load(builder: str, files: list[Path], cache: Path) -> Rows:
     """Load the rows of local files with one of the readers of `datasets`.
 
     Raises:
         ForeignFailure: when the files cannot be read.
+        HostFailureError: when the disk of the copies is full.
         SpecError: when `datasets` is not installed.
     """
     datasets = import_optional("datasets", "data.kind", "records")
     names = {"train": [glob.escape(str(path)) for path in files]}  # `datasets` reads names as patterns
-    options = _OPTIONS.get(builder, {}) | ({"cache_dir": str(cache)} if cache else {})
+    options = _OPTIONS.get(builder, {}) | {"cache_dir": str(cache)}
     try:
         with _offline_and_quiet(datasets):
             return datasets.load_dataset(builder, data_files=names, split="train", **options)
     except Exception as error:  # noqa: BLE001 - each reader raises its own kinds of error
+        if (failure := disk_failure(error)) is not None:
+            raise failure from None
         cause = " ".join(str(error.__cause__ or error).split())
         cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
         raise ForeignFailure(cause) from None
+
+
+def _load_once(load: Callable[[], Rows]) -> Iterator[int]:
+    yield len(load())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import foreign_errors
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.workloads.base import IGNORED_LABEL
 from batchwright.workloads.causal.rope_scaling import longest_uncoupled
@@ -26,6 +27,8 @@ _PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>")
 _MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>")
 """Common names of these tokens: a `tokenizer.json` does not state the purpose of a token."""
 _FIELD = "data.tokenizer"
+_OPENING_SECONDS = 60.0
+"""Time limit of opening a tokenizer: the largest ones take about a second."""
 _FILLS = {"labels": IGNORED_LABEL, "attention_mask": 0, "position_ids": 0, "token_type_ids": 0}
 """Padding of what is no token. A position 0 begins a document, so that nothing attends to padding."""
 
@@ -126,18 +129,18 @@ class FileTokenizer:
     """A Hugging Face `tokenizer.json`. Its settings for padding and truncation are not used."""
 
     def __init__(self, path: Path, longest: int, folders: DataFolders, *, takes_pairs: bool = False) -> None:
-        tokenizers = import_optional("tokenizers", _FIELD, str(path))
-        with foreign_errors(_FIELD, lambda: f"{path}, as a tokenizer.json"), folders.open(_FIELD, path) as stream:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(stream.read())
-            self._tokenizer.no_padding()
-            self._tokenizer.no_truncation()
-            self._cutting = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-            added_ids = self._tokenizer.encode("", "" if takes_pairs else None).ids
+        place = f"{path}, as a tokenizer.json"
+        try:
+            list(in_child(partial(_open_once, path, folders, takes_pairs=takes_pairs), _OPENING_SECONDS))
+        except ForeignFailure as failure:
+            raise data_problem(_FIELD, f"cannot be read: {failure}", place) from None
+        with foreign_errors(_FIELD, lambda: place):
+            self._tokenizer, added_ids = _opened(path, folders, takes_pairs=takes_pairs)
             added = self._tokenizer.num_special_tokens_to_add(is_pair=takes_pairs)
         if added + takes_pairs >= longest:
             message = f"adds {added} tokens to a text, which leaves no room in batch.sequence_length {longest}"
             raise data_problem(_FIELD, message, path)
-        self._cutting.enable_truncation(longest)
+        self._longest = longest
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self.vocabulary_size = 1 + max([*ids, *added_ids], default=-1)
         self.padding_id = self._first_known(_PADDING_TOKENS)
@@ -151,28 +154,50 @@ class FileTokenizer:
 
     def encode(self, text: str, pair: str | None = None) -> Encoded:
         """Convert a text, or a pair of which the longer one is cut first, with what the tokenizer's template adds."""
-        encoding = self._cutting.encode(text, pair)
+        encoding = self._cutting().encode(text, pair)
         return Encoded(encoding.ids, encoding.special_tokens_mask, encoding.type_ids)
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int | None]]:
         """Convert words to tokens, with those that the tokenizer's template adds, which are of no word."""
-        encoding = self._cutting.encode(words, is_pretokenized=True)
+        encoding = self._cutting().encode(words, is_pretokenized=True)
         return encoding.ids, encoding.word_ids
 
     def encode_documents(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to the ids that ``encode`` returns, several texts in parallel."""
-        return [encoding.ids for encoding in self._cutting.encode_batch_fast(texts)]
+        return [encoding.ids for encoding in self._cutting().encode_batch_fast(texts)]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """Convert each text to all of its tokens, several texts in parallel."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self._whole().encode_batch_fast(texts, add_special_tokens=False)]
 
     def locate(self, texts: list[str]) -> list[Located]:
         """Convert each text to all of its tokens, with their places, several texts in parallel."""
         return [
             Located(encoding.ids, encoding.offsets, [number in self._special for number in encoding.ids])
-            for encoding in self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            for encoding in self._whole().encode_batch(texts, add_special_tokens=False)
         ]
+
+    def _cutting(self) -> Any:  # noqa: ANN401 - of a package without types
+        self._tokenizer.enable_truncation(self._longest)
+        return self._tokenizer
+
+    def _whole(self) -> Any:  # noqa: ANN401 - as above
+        self._tokenizer.no_truncation()
+        return self._tokenizer
+
+
+def _opened(path: Path, folders: DataFolders, *, takes_pairs: bool) -> tuple[Any, list[int]]:
+    """Open a tokenizer, and return it with the ids that it adds to a text."""
+    tokenizers = import_optional("tokenizers", _FIELD, str(path))
+    with folders.open(_FIELD, path) as stream:
+        tokenizer = tokenizers.Tokenizer.from_buffer(stream.read())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer, tokenizer.encode("", "" if takes_pairs else None).ids
+
+
+def _open_once(path: Path, folders: DataFolders, *, takes_pairs: bool) -> Iterator[list[int]]:
+    yield _opened(path, folders, takes_pairs=takes_pairs)[1]
 
 
 def open_tokenizer(
