@@ -152,12 +152,12 @@ def local_executor(
     Args:
         device: the device.
         commands: the commands that it may run.
-        data_roots: the folders from which jobs may read data.
+        data_roots: the folders from which tunings and jobs may read data.
         hosts: the hosts that a cluster's engine has assigned.
     """
     return LocalExecutor(
         device,
-        ProbeSupervisor(device),
+        ProbeSupervisor(device, data_roots=data_roots),
         data_roots=data_roots,
         check_command=commands.check_current,
         hosts=hosts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from batchwright.errors import DeviceError, EstimateError, HostFailureError, Pro
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.session import Tuning
 from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.schemas.dataset.data_spec import TextData
+from batchwright.schemas.recommendation import DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from batchwright.system.host_failures import Cause
@@ -44,11 +47,16 @@ class Notes(TuningHooks):
         self.begun: list[Step | ProbeRequest] = []
         self.ended: list[str] = []
         self.results: list[ProbeResult] = []
+        self.read: list[tuple[int, int]] = []
         self.failure = failure
 
     @override
     def begins(self, step: Step | ProbeRequest) -> None:
         self.begun.append(step)
+
+    @override
+    def data_read(self, read: int, total: int) -> None:
+        self.read.append((read, total))
 
     @override
     def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:
@@ -83,6 +91,20 @@ def test_the_steps_have_one_order() -> None:
     assert tuple(notes.results) == tuning.probes
     assert all(result.message == f"noted {result.micro_batch_size}" for result in notes.results)
     assert tuning.expected == CURVE.model_copy(update={"resident_bytes": 7})
+
+
+def test_data_in_files_is_read_before_anything_runs() -> None:
+    """Again after a restart, since it may have changed; the recommendation says how much was read."""
+    spec = gpt_spec().model_copy(update={"data": TextData(kind="text", paths=("a.txt",))})
+    tuning = Tuning(tuning_request(spec), CPU, environment={}, versions={})
+    tuning.record(probe_result(1, Outcome.FIT, None))
+    runner, notes = OracleRunner(run, lambda _: CURVE), Notes()
+    drive(tuning, runner, notes)
+    assert runner.calls[:3] == ["read_data", "check_coupling", "run"]
+    assert notes.begun[0] is Step.DATA
+    assert notes.read == [(1, 2)]
+    found = tuning.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
+    assert found.evidence.data == DataReading(read=1, total=2, seconds=0.0)
 
 
 def test_a_restart_repeats_the_check_of_the_loss_alone() -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from random import Random
 
 from batchwright.planning.search import MicroBatchSearch
-from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec
 
 LIMIT_BYTES = 80 * 1024**3
 """The limit of an oracle's device, unless told otherwise."""
@@ -208,6 +209,18 @@ class OracleRunner:
         """Find nothing wrong."""
         del request, should_stop
         self.calls.append("check")
+
+    def read_data(
+        self,
+        spec: WorkloadSpec,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int, int], None] = lambda _read, _total: None,
+    ) -> DataReading:
+        """Read one of two samples."""
+        del spec, should_stop
+        self.calls.append("read_data")
+        on_progress(1, 2)
+        return DataReading(read=1, total=2, seconds=0.0)
 
     def check_coupling(
         self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from batchwright.errors import CheckpointError, HostFailureError, ProbeError, SpecError, StorageError
+from batchwright.errors import (
+    CheckpointError,
+    FieldProblem,
+    HostFailureError,
+    HubUnavailableError,
+    ProbeError,
+    SpecError,
+    StorageError,
+)
 from batchwright.system.host_failures import (
     Cause,
     DiskUsage,
@@ -53,6 +61,7 @@ def test_system_errors_of_a_host_are_recognised(number: int, cause: Cause) -> No
         (RuntimeError("unable to write to file: No space left on device (28)"), Cause.DISK_FULL),
         (StorageError("the disk is full", errno.ENOSPC, 5), Cause.DISK_FULL),
         (HostFailureError("device", "cuda:0 is gone"), Cause.DEVICE),
+        (HubUnavailableError([FieldProblem("model.pretrained", "does not answer")]), Cause.HUB),
     ],
 )
 def test_errors_without_a_number_are_recognised(error: Exception, cause: Cause) -> None:

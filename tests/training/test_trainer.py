@@ -33,7 +33,7 @@ from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from batchwright.training.optimizers import learning_rate_factor
 from batchwright.training.trainer import Trainer
 from tests.support.command import called
-from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec
+from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec, transformers_spec
 from tests.support.faults import relative_distance
 from tests.support.forked import real_starts
 from tests.support.whole_runs import ENVIRONMENT, MIB, run_to_end, wait_for
@@ -545,3 +545,19 @@ def test_the_command_line_says_why_and_has_the_code_of_a_failed_run(tmp_path: Pa
         assert done.returncode == ExitCode.TRAINING_FAILED
         assert "FAILED: the gradient of update 4 is not finite" in done.stdout
         assert f"{resumed}. Files in" in done.stdout
+
+
+@pytest.mark.thorough
+def test_a_hub_that_does_not_answer_is_no_fault_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of a run that cannot fetch its weights names the trouble, for which a service waits."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 32, "n_positions": 8}
+    spec = transformers_spec("causal-lm", config, batch={"sequence_length": 8})
+    model = spec.model.model_copy(update={"pretrained": "acme/none", "revision": "0" * 40})
+    result = run_to_end(
+        tmp_path / "run", recommendation(spec.model_copy(update={"model": model})), TrainingRequest(updates=1)
+    )
+    assert result.trouble is not None
+    assert (result.outcome, result.trouble.cause) == (RunOutcome.FAILED, "hub")
+    assert "127.0.0.1:1" in result.trouble.message

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from batchwright.client.documents.states import State
 from batchwright.errors import HostFailureError
-from batchwright.system.host_failures import HostFailure, host_failure_of
+from batchwright.system.host_failures import Cause, HostFailure, host_failure_of
 from batchwright_service.errors import ConflictError, NotFoundError, StaleLeaseError, StoreUnavailableError
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.logging import log_context
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_HOST_FAILURES = 5
 """Consecutive host failures of one piece of work, on a host that is healthy after each, before the work fails."""
+_MAX_HUB_FAILURES = 40
+"""The same of a model hub that does not answer: with the pauses of ``host_health`` in between some ten minutes."""
 
 
 class AttemptRunner:
@@ -124,7 +126,8 @@ class AttemptRunner:
         before, count = self._host_failures
         is_healthy = self._health.examine() is None
         self._host_failures = (work_id, (count if before == work_id else 0) + int(is_healthy))
-        if holder.reason() is None and self._host_failures[1] > _MAX_HOST_FAILURES:
+        most = _MAX_HUB_FAILURES if trouble.cause is Cause.HUB else _MAX_HOST_FAILURES
+        if holder.reason() is None and self._host_failures[1] > most:
             return self._finish(claim, holder, Ending(State.FAILED, problem=stored_problem(error)))
         self._health.report_trouble(trouble, lambda: self._is_queued(work_id))
         return self._end_stopped(claim, holder, error)

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
-from batchwright.errors import CheckLostError, ProbeError, SpecError
-from batchwright.schemas.requests import TrainingRequest
+from batchwright.errors import CheckLostError, FieldProblem, HubUnavailableError, ProbeError, SpecError
+from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
 from batchwright.schemas.training import RunOutcome, RunProgress, SystemTrouble, TrainingResult
 from batchwright.system.host_failures import Cause, HostFailure
@@ -39,7 +39,7 @@ from tests.service.worker.test_device_worker import (
     when,
     worker_settings,
 )
-from tests.support.factories import CPU, recommendation
+from tests.support.factories import CPU, gpt_spec, recommendation, tuning_request
 from tests.support.scarce import descriptors_used_up, fill, small_disk
 from tests.support.service.asking import body, problem_in
 from tests.support.service.asking import ended as api_ended
@@ -321,6 +321,54 @@ def test_a_failure_on_a_host_that_is_well_stays_one(
     assert (item.state, item.problem.code) == (State.FAILED, code)
 
 
+def tuning_with_data() -> TuningRequest:
+    """A tuning that names files of data."""
+    return tuning_request(gpt_spec(data={"kind": "records", "paths": ["/data/rows.jsonl"]}))
+
+
+def test_bad_data_ends_a_tuning_before_its_first_probe(store: Store, start: StartWorker) -> None:
+    """The problem names the field and the row, and no probe ran."""
+    runner, row = ScriptedRunner(37), FieldProblem("data.paths", "cannot be read", "row 5000 of /data/rows.jsonl")
+    runner.data_errors = [SpecError([row])]
+    work = queue_tuning(store, tuning_with_data())
+    start(runner=runner)
+    item = ended(store, work)
+    assert item.problem is not None
+    assert (item.state, item.problem.code, runner.sizes) == (State.FAILED, "invalid-spec", [])
+    assert "row 5000 of /data/rows.jsonl" in str(item.problem)
+
+
+def test_a_tuning_waits_for_a_hub_that_does_not_answer(store: Store, start: StartWorker) -> None:
+    """It goes back to the queue, and says at its end how much of its data was read."""
+    runner = ScriptedRunner(37)
+    runner.data_errors = [HubUnavailableError([FieldProblem("model.pretrained", "does not answer")]) for _ in "ab"]
+    work = queue_tuning(store, tuning_with_data())
+    worker = start(runner=runner)
+    item = ended(store, work)
+    assert item.state is State.SUCCEEDED
+    assert worker.metric("batchwright_host_troubles_total") == 2
+    found = store.recommendations.get(item.recommendation_id or "")
+    assert found.evidence.data is not None
+    assert found.evidence.data.in_words == "all 3 samples"
+
+
+def test_a_hub_that_never_answers_ends_work_in_the_end(
+    store: Store, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the words of the hub."""
+    monkeypatch.setattr("batchwright_service.worker.host_health._FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("batchwright_service.worker.attempts._MAX_HUB_FAILURES", 7)
+    runner = ScriptedRunner(37)
+    runner.data_errors = [HubUnavailableError([FieldProblem("model.pretrained", "does not answer")])] * 20
+    work = queue_tuning(store, tuning_with_data())
+    start(runner=runner)
+    item = ended(store, work)
+    assert item.problem is not None
+    assert (item.state, item.problem.code) == (State.FAILED, "host-trouble")
+    assert "does not answer" in item.problem.detail
+    assert len(runner.data_errors) == 12
+
+
 def test_trouble_that_follows_the_work_is_the_works_own(
     store: Store, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,14 +393,15 @@ def test_trouble_that_follows_the_work_is_the_works_own(
     assert ended(store, second).state is State.SUCCEEDED
 
 
-def test_a_disk_that_broke_in_a_run_hands_it_back(store: Store, start: StartWorker) -> None:
-    """A training process reports an input/output error of its disk: the job goes on later."""
+@pytest.mark.parametrize("cause", ["input-output", "hub"])
+def test_a_disk_or_hub_that_failed_in_a_run_hands_it_back(store: Store, start: StartWorker, cause: str) -> None:
+    """A training process reports an input/output error, or a hub that did not answer: the job goes on later."""
     results = [
         TrainingResult(
             outcome=RunOutcome.FAILED,
-            message="OSError",
+            message="it failed",
             updates=0,
-            trouble=SystemTrouble(cause="input-output", message="Input/output error (/runs)"),
+            trouble=SystemTrouble(cause=cause, message="it failed (/runs)"),
         )
     ]
 

@@ -12,10 +12,11 @@ from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandSpec
-from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
 from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
+from batchwright.schemas.workload import WorkloadSpec
 from batchwright_service.store.models import NewWork
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
@@ -40,6 +41,7 @@ class ScriptedRunner:
         self.late: ExpectedPeaks | None = None
         self.memory: MemoryInUse | None = None
         self.spec_error: Exception | None = None
+        self.data_errors: list[Exception] = []
         self.gate = gate or (lambda _size, _stop: None)
 
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -57,6 +59,18 @@ class ScriptedRunner:
         del request, should_stop
         self.compared += 1
         return self.coupling
+
+    def read_data(
+        self,
+        spec: WorkloadSpec,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int, int], None] = lambda _read, _total: None,
+    ) -> DataReading:
+        """Read nothing, or find the error that the test put there."""
+        del spec, should_stop, on_progress
+        if self.data_errors:
+            raise self.data_errors.pop()
+        return DataReading(read=3, total=3, seconds=0.0)
 
     def begin_estimate(self, request: ExpectationRequest) -> None:
         """Do nothing."""

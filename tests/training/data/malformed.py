@@ -107,6 +107,8 @@ def _lines() -> Iterator[Malformed]:
         yield _records(kind, {"rows1.jsonl": good, "rows2.jsonl": b"null\n" * 3}, "line-nulls", "rows2.jsonl")
         yield _records(kind, {"rows.jsonl": b""}, "empty", "rows.jsonl")
         yield _records(kind, {"rows.jsonl": good + b"null\n" + good}, "null-between", "row 2 of")
+        yield _records(kind, {"rows.jsonl": good * 2 + b"nullnull\n"}, "null-twice", "row 3 of")
+        yield _records(kind, {"rows1.jsonl": good, "rows2.jsonl": b'{"other": 1}\n'}, "columns", "rows2.jsonl, unlike")
 
 
 def _tables() -> Iterator[Malformed]:
@@ -133,6 +135,7 @@ def _tables() -> Iterator[Malformed]:
     yield _records("causal", {"rows.txt": b"a\n\xff\n"}, "text-utf8", "row 2 of", must_fail=False)
     yield _records("causal", {"rows.json": b'[{"text": "a"}, 3]'}, "json-number", "rows.json")
     yield _records("causal", {"rows.json": b'{"text": "a"'}, "json-open", "rows.json")
+    yield _records("causal", {"rows.json": b'[{"text": "a"}, null]'}, "json-null", "row 2 of")
 
 
 def _values() -> Iterator[Malformed]:
@@ -259,7 +262,7 @@ def _tokenizers() -> Iterator[Malformed]:
         yield Malformed(f"text-tokenizer-{name}", "causal", texts, data, place)
     texts = {"corpus.txt": b"some\n\xff text", "tokenizer.json": _tokenizer()}
     data = {"kind": "text", "paths": ["corpus.txt"], "tokenizer": "tokenizer.json"}
-    yield Malformed("text-utf8", "causal", texts, data, "corpus.txt")
+    yield Malformed("text-utf8", "causal", texts, data, "line 2 of")
 
 
 def _encoded(format_: str) -> bytes:
@@ -286,6 +289,9 @@ def _images() -> Iterator[Malformed]:
     png = _encoded("PNG")
     bomb = png[:16] + struct.pack(">II", 60000, 60000) + png[24:]
     yield Malformed("image-bomb", "images", {"images/dog/1.png": bomb}, data, "images/dog/1.png")
+    yield Malformed(
+        "image-second", "images", {"images/cat/1.png": png, "images/dog/1.png": png[:60]}, data, "dog/1.png"
+    )
 
 
 def _arrays() -> Iterator[Malformed]:

@@ -152,6 +152,8 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     facts += [("reason", found.infeasible_reason or "")] if found.plan is None else _facts_of_plan(found, found.plan)
     facts.append(("device", f"{found.device.id} ({found.device.name})"))
     facts.append(("proof", found.evidence.proof.statement))
+    if found.evidence.data is not None:
+        facts.append(("data read", found.evidence.data.in_words))
     if found.evidence.plan_proof:
         facts.append(("plan proof", found.evidence.plan_proof))
     if found.choice and (

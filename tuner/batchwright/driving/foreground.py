@@ -52,7 +52,8 @@ def run_tuning(
         keeps_proven: whether an interrupt after a plan was proven ends the tuning with that plan.
 
     Raises:
-        SpecError, DeviceError: before any probe; also when the warm start is for another request.
+        SpecError, DeviceError: before any probe; also when the data cannot be read, or the warm start is for another
+            request.
         DeviceError: when a device stopped responding during a probe.
         PlanError: when the effective batch cannot be planned, before any probe or with the size that fits.
         StorageError: when the disk for temporary files is full.
@@ -97,6 +98,8 @@ class _ForegroundHooks(TuningHooks):
     def _activity(self, step: Step | ProbeRequest) -> str:
         """Describe what the tuning does in a step; an empty string for the last one, if nothing is done there."""
         match step:
+            case Step.DATA:
+                return "opening the data"
             case Step.COUPLING_CHECK:
                 return "checking that the loss is a sum over samples"
             case Step.ESTIMATE:
@@ -105,6 +108,11 @@ class _ForegroundHooks(TuningHooks):
                 return "estimating what would fit with changes of the spec" if self._what_if else ""
             case ProbeRequest():
                 return _activity_of_probe(step)
+
+    @override
+    def data_read(self, read: int, total: int) -> None:
+        if self._observer is not None:
+            self._observer.set_activity(f"reading the data: {read:,} of {total:,}" if total else "opening the data")
 
     @override
     def require_host(self, ended: str) -> None:

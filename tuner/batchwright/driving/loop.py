@@ -19,6 +19,7 @@ _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
 class Step(Enum):
     """A step of a tuning that is no probe."""
 
+    DATA = auto()
     COUPLING_CHECK = auto()
     ESTIMATE = auto()
     WHAT_IFS = auto()
@@ -29,6 +30,9 @@ class TuningHooks:
 
     def begins(self, step: Step | ProbeRequest) -> None:
         """Take note of a step that begins: the request of a probe, or another step."""
+
+    def data_read(self, read: int, total: int) -> None:
+        """Take note of the progress of the reading of data: samples, rows or bytes, of how many."""
 
     def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:
         """Return the estimate that is to lead the search."""
@@ -58,8 +62,8 @@ def drive(
 ) -> None:
     """Run a tuning from its recorded probes to its end, after which it has its recommendation.
 
-    The coupling check is repeated after a restart. The check of the spec and the estimate are not: they come before the
-    first probe. Nothing that the runner keeps between probes outlives this call.
+    The data is read and the coupling checked again after a restart. The check of the spec and the estimate are not
+    repeated: they come before the first probe. Nothing that the runner keeps between probes outlives this call.
 
     Args:
         tuning: the session, with the probes that were recorded before.
@@ -68,7 +72,8 @@ def drive(
         should_stop: whether to end now.
 
     Raises:
-        SpecError: naming the field at fault, before any probe.
+        SpecError: naming the field, or the file and the row, at fault, before any probe.
+        HubUnavailableError, HostFailureError: as ``WorkloadRunner.read_data``.
         TuningFailedError: when the loss couples samples, the request does not allow this, and no exact plan exists.
         DeviceError: when the device failed in the coupling check.
         ProbeCancelledError: when ``should_stop`` returned true.
@@ -81,7 +86,11 @@ def drive(
     try:
         expectation = tuning.expectation_request() if is_new else None
         if expectation is not None and workloads is not None:
-            workloads.begin_estimate(expectation)  # it is made while the coupling check runs
+            workloads.begin_estimate(expectation)  # it is made while the data is read and the coupling checked
+        spec = tuning.spec_with_data()
+        if spec is not None and workloads is not None:
+            hooks.begins(Step.DATA)
+            tuning.data = workloads.read_data(spec, should_stop, hooks.data_read)
         _check_coupling(tuning, workloads, hooks, should_stop)
         if is_new:
             hooks.begins(Step.ESTIMATE)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeaks, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec
 
 
 class ProbeRunner(Protocol):
@@ -41,7 +42,28 @@ class ProbeRunner(Protocol):
 
 @runtime_checkable
 class WorkloadRunner(ProbeRunner, Protocol):
-    """A runner that also examines a workload without a probe: its loss and its memory. A command offers neither."""
+    """A runner that also examines a workload without a probe: its data, loss and memory. A command offers none."""
+
+    def read_data(
+        self,
+        spec: WorkloadSpec,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int, int], None] = lambda _read, _total: None,
+    ) -> DataReading:
+        """Read the data of a spec within about a minute, in a process of its own.
+
+        Args:
+            spec: the spec.
+            should_stop: ends the reading.
+            on_progress: receives how many samples, rows or bytes have been read, of how many.
+
+        Raises:
+            SpecError: naming the file, and the row where there is one.
+            HubUnavailableError: when the hub, which has the tokenizer, does not answer.
+            HostFailureError: when a disk fails.
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the probing machinery failed.
+        """
 
     def check_coupling(
         self, request: CouplingRequest, should_stop: Callable[[], bool] = lambda: False

@@ -33,7 +33,7 @@ from batchwright.planning.stages.stage_order import ALL_STAGES, SEARCH_STAGES
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from batchwright.schemas.gpus import ByteInterval, Gpu
-from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ModelSummary, Outcome, ProbeResult
 from batchwright.system.fork_server.spawn import ChildProcess, Start
@@ -55,6 +55,7 @@ _NOTE = (
     "Seen on a virtual card, not measured: torch and its allocator ran, no kernel did, and cuDNN's workspaces are zero "
     "there. A tuning on the card proves what fits."
 )
+_NOT_READ = DataReading(read=0, seconds=0.0, reason="an estimate reads no data")
 _NOT_COMPARED = CouplingCheck(
     verdict="not-compared", message="A virtual card computes no loss, so its coupling was not checked."
 )
@@ -227,6 +228,7 @@ def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor,
         versions=installed_versions(),
         stages=SEARCH_STAGES if request.effective_batch_size is None else ALL_STAGES,
     )
+    tuning.data = _NOT_READ
     tuning.record_coupling(_NOT_COMPARED)
     drive(tuning, runner, _Reporting(card.name, report))
     return tuning

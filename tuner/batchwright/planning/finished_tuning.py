@@ -8,7 +8,7 @@ from batchwright.planning.accumulation import share_per_rank
 from batchwright.planning.comparison.what_if import WhatIfResult
 from batchwright.planning.proofs.plan_proof import PlanProof
 from batchwright.planning.tuning_conditions import TuningConditions
-from batchwright.schemas.recommendation import CouplingCheck, Proof, WarmStart
+from batchwright.schemas.recommendation import CouplingCheck, DataReading, Proof, WarmStart
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
 
@@ -29,6 +29,7 @@ class FinishedTuning:
         warm_start: the stored recommendation that seeded the search.
         what_if: estimated changes of the spec.
         coupling: the outcome of the check for coupled samples.
+        data: the reading of the data before the first probe; None if no file is named.
     """
 
     conditions: TuningConditions
@@ -42,6 +43,7 @@ class FinishedTuning:
     warm_start: WarmStart | None = None
     what_if: WhatIfResult = field(default_factory=WhatIfResult)
     coupling: CouplingCheck | None = None
+    data: DataReading | None = None
 
     @property
     def share(self) -> int:

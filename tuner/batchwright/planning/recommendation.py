@@ -64,6 +64,7 @@ def recommend(
             expected=finished.expected,
             warm_start=finished.warm_start,
             coupling=finished.coupling if request.command is None else _COMMAND_NOT_COMPARED,
+            data=finished.data,
         ),
         headroom=_headroom(finished),
         device=finished.conditions.device,

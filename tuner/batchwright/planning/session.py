@@ -22,7 +22,7 @@ from batchwright.planning.stages.stage_order import ALL_STAGES, Stages
 from batchwright.planning.stages.undivided_batch import UndividedBatch
 from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.planning.warm_start import warm_start_from
-from batchwright.schemas.recommendation import CouplingCheck, Proof, Recommendation
+from batchwright.schemas.recommendation import CouplingCheck, DataReading, Proof, Recommendation
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import PLAN_NOT_FOLLOWED, DeviceInfo, ExpectedPeaks, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
@@ -42,6 +42,7 @@ class Tuning:
         conditions: what follows from the request and the device alone.
         expected: the estimate that leads the search.
         expected_context_bytes: bytes of a process's context that estimates leave out of the limit.
+        data: the reading of the data before the first probe; None if no file is named.
         coupling: the outcome of the check for coupled samples.
 
     Raises:
@@ -71,6 +72,7 @@ class Tuning:
         )
         self.expected: ExpectedPeaks | None = None
         self.expected_context_bytes = device.expected_context_bytes or 0
+        self.data: DataReading | None = None
         self.coupling: CouplingCheck | None = None
         self._course = Course(self.conditions)
         self._stages = stages
@@ -102,6 +104,12 @@ class Tuning:
         return tuple(self._course.probes)
 
     # --- before the first probe ---
+
+    def spec_with_data(self) -> WorkloadSpec | None:
+        """The spec whose data is to be read from files; None if there is none, once it is read, and for a command."""
+        if self.request.command is not None or self.data is not None:
+            return None
+        return self.request.workload.with_files_of_data()
 
     def coupling_request(self) -> CouplingRequest | None:
         """The check for coupled samples before the first probe; None once it is recorded or if nothing is divided."""
@@ -292,6 +300,7 @@ class Tuning:
             warm_start=course.warm_start.evidence if course.warm_start else None,
             what_if=self._what_ifs.result() if self._what_ifs else WhatIfResult(),
             coupling=self.coupling,
+            data=self.data,
         )
         return recommend(finished, identifier=identifier, created_at=created_at, total_seconds=total_seconds)
 

@@ -5,11 +5,13 @@ The pipeline of a probe:
 1. ``supervisor`` receives the request from the caller that drives the tuning. It starts a fork server, which has torch
    imported and no CUDA context.
 2. The fork server (``child.fork_server``) forks a child for each task: a probe, a check of the spec, the coupling
-   check, or an estimate of the CPU's memory curve.
+   check, an estimate of the CPU's memory curve, or a reading of the data.
 3. In the child ``child.worker`` sets the memory limit, builds the workload, and runs two updates with the engine that
    trains. The first update makes the late allocations; the second is measured.
 4. ``protocol`` defines the files that both sides read and write. The supervisor enforces the deadline, and
    ``exit_causes`` explains a child that ended without a result.
+
+``data_reader`` has the data of a spec read, and names the sample that ended the child.
 
 An OOM ends the update of a probe: nothing is recovered and no micro-batch is split.
 

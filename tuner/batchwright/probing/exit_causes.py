@@ -13,6 +13,7 @@ from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest, ProbeRequest
 from batchwright.schemas.results import Outcome, Phase, ProbeResult
 from batchwright.system.process_exit import ExitKind, ProcessExit
+from batchwright.system.reading_progress import ReadingProgress
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class EndedTask:
     """The document that the task left."""
     phases: list[tuple[Phase, float]]
     """The phases that the task entered, with their times."""
+    progress: ReadingProgress
+    """How far a reading of data had come."""
 
     def document(self, kind: type[DocumentT]) -> DocumentT | None:
         """Parse the document that the task left; None if it is missing or invalid."""

@@ -8,17 +8,29 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from batchwright.errors import DeviceError, FieldProblem, SpecError
-from batchwright.schemas.base import Document
-from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.base import Document, NonNegativeInt
+from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from batchwright.schemas.results import Phase, PhaseSeconds, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.files import write_atomically
 from batchwright.system.fork_server.task_paths import TaskPaths
 
-Task = Literal["probe", "check", "couple", "expect"]
+Task = Literal["probe", "check", "couple", "expect", "read"]
 
-TaskRequest: TypeAlias = ProbeRequest | WorkloadSpec | CouplingRequest | ExpectationRequest
+
+class DataRequest(Document):
+    """A request to read the data of a spec."""
+
+    spec: WorkloadSpec
+    """The spec."""
+    seconds: float
+    """Time after which the reading ends."""
+    named: NonNegativeInt | None = None
+    """Number of a sample to name instead of reading it; None to read."""
+
+
+TaskRequest: TypeAlias = ProbeRequest | WorkloadSpec | CouplingRequest | ExpectationRequest | DataRequest
 """The request of a task."""
 
 
@@ -38,6 +50,21 @@ class CheckReport(Document):
         if self.error is not None:
             problems.append(FieldProblem("model", f"cannot be built: {self.error}"))
         return SpecError(problems) if problems else None
+
+
+class DataReport(Document):
+    """Outcome of reading the data of a spec. Exactly one field is set."""
+
+    reading: DataReading | None = None
+    """What was read."""
+    problems: tuple[FieldProblem, ...] = ()
+    """Data that cannot be read, or does not fit the model."""
+    unavailable: tuple[FieldProblem, ...] = ()
+    """Why the hub, which has the tokenizer, does not answer."""
+    host_failure: str | None = None
+    """How the host failed, which says nothing of the data."""
+    place: str | None = None
+    """The place of the sample that was to be named."""
 
 
 class CouplingOutcome(Document):
@@ -66,6 +93,11 @@ class ProbePaths(TaskPaths):
     def phases(self) -> Path:
         """One line per phase entered, which shows how far a process that died had come."""
         return self.directory / "phases.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        """How far a reading of data has come (``ReadingProgress``)."""
+        return self.directory / "progress"
 
     def record_phase(self, phase: Phase, at: float | None = None) -> None:
         """Record that ``phase`` begins now, or at ``at``, on the monotonic clock that all processes of a host share."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from batchwright.errors import (
     CheckLostError,
@@ -21,6 +22,7 @@ from batchwright.estimation.client import MEMORY_BYTES
 from batchwright.hardware.allocator_env import allocator_environment
 from batchwright.hardware.crashes import run_explaining_crashes
 from batchwright.probing.background_estimate import BackgroundEstimate
+from batchwright.probing.data_reader import DataReader
 from batchwright.probing.exit_causes import (
     EndedTask,
     check_report_of_dead_process,
@@ -28,10 +30,11 @@ from batchwright.probing.exit_causes import (
     probe_result_of_dead_process,
 )
 from batchwright.probing.protocol import CheckReport, CouplingOutcome, ProbePaths, Task, TaskRequest, phase_seconds
-from batchwright.schemas.recommendation import CouplingCheck
+from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
+from batchwright.system.data_roots import ANY_FILE, DataRoots
 from batchwright.system.disk_space import require_space
 from batchwright.system.fork_server.client import (
     DeadlineError,
@@ -45,6 +48,7 @@ from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
 from batchwright.system.host_failures import Cause
 from batchwright.system.process_exit import ExitKind, ProcessExit, classify_exit
 from batchwright.system.processes import propagated_environment
+from batchwright.system.reading_progress import ReadingProgress
 from batchwright.workloads.preload import late_imports
 
 _START_TIMEOUT_SECONDS = 180.0
@@ -68,6 +72,7 @@ class ProbeSupervisor:
         device: the device; its kind decides the allocator's environment.
         start: function that starts the fork server.
         estimate_wait_seconds: how long ``expect`` waits for an estimate.
+        data_roots: the folders from which data may be read.
     """
 
     def __init__(
@@ -76,8 +81,10 @@ class ProbeSupervisor:
         start: StartChild = ChildProcess,
         *,
         estimate_wait_seconds: float = _ESTIMATE_WAIT_SECONDS,
+        data_roots: DataRoots = ANY_FILE,
     ) -> None:
         self.device = device
+        self._data_roots = data_roots
         self._estimate_wait_seconds = estimate_wait_seconds
         self._estimate: BackgroundEstimate | None = None
         self._lock = threading.Lock()
@@ -127,6 +134,21 @@ class ProbeSupervisor:
             ended = self._run_unless_lost("couple", request, request.timeout_seconds, should_stop)
         outcome = ended.document(CouplingOutcome)
         return coupling_check_of_dead_process(request, ended) if outcome is None else outcome.require_device()
+
+    def read_data(
+        self,
+        spec: WorkloadSpec,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int, int], None] = lambda _read, _total: None,
+    ) -> DataReading:
+        """Read the data of a spec, as ``ProbeRunner``. A sample that crashes its parser or never ends is named.
+
+        Raises:
+            SpecError, HubUnavailableError, HostFailureError, ProbeCancelledError, ProbeError: as there.
+            CheckLostError: when every attempt was lost.
+        """
+        with self._lock:
+            return DataReader(spec, partial(self._run_task, "read"), should_stop, on_progress).read()
 
     def begin_estimate(self, request: ExpectationRequest) -> None:
         """Begin the estimate of a GPU's peaks in its own process; that of the CPU needs the fork server."""
@@ -218,34 +240,44 @@ class ProbeSupervisor:
                 return ended
         return self._run_task(task, request, timeout, should_stop)
 
-    def _run_task(self, task: Task, request: TaskRequest, timeout: float, should_stop: Callable[[], bool]) -> EndedTask:
-        """Run a task in its own process, and read the files that it left."""
+    def _run_task(
+        self,
+        task: Task,
+        request: TaskRequest,
+        timeout: float,
+        should_stop: Callable[[], bool],
+        is_stuck: Callable[[ProbePaths], bool] = lambda _paths: False,
+    ) -> EndedTask:
+        """Run a task in its own process, and read the files that it left. One that is stuck has timed out."""
         with ProbePaths.temporary(request) as paths:
             command = RunTask(
                 task=task,
                 directory=paths.directory,
                 modules=self._late_imports(_workload(request)),
-                environment=propagated_environment(),
+                environment=propagated_environment() | (self._data_roots.to_environment() if task == "read" else {}),
                 data_bytes=MEMORY_BYTES if task == "expect" else None,
             )
             exit_, timed_out, lost, requested_at = None, False, None, time.monotonic()
             try:
                 self._await_server(should_stop)
                 requested_at = time.monotonic()
-                exit_ = self._server.run(command, requested_at + timeout, should_stop)
+                exit_ = self._server.run(command, requested_at + timeout, lambda: should_stop() or is_stuck(paths))
             except DeadlineError:
                 exit_, timed_out = classify_exit(-signal.SIGKILL, 0), True
             except ServerLostError as error:
                 lost = str(error)
             except StoppedError:
-                raise ProbeCancelledError("the probe was cancelled") from None
+                if not is_stuck(paths):
+                    raise ProbeCancelledError("the probe was cancelled") from None
+                exit_, timed_out = classify_exit(-signal.SIGKILL, 0), True
             except ImportFailedError as error:
                 raise ProbeError(f"a module that the workload needs cannot be imported: {error}") from None
             result = paths.result.read_bytes() if paths.result.exists() else None
             if result is None:
                 _check_disk(paths, exit_)
             output = lost or paths.output_tail()
-            return EndedTask(exit_, timed_out, requested_at, time.monotonic(), output, result, paths.recorded_phases())
+            phases, progress = paths.recorded_phases(), ReadingProgress.of(paths.progress)
+            return EndedTask(exit_, timed_out, requested_at, time.monotonic(), output, result, phases, progress)
 
     def _await_server(self, should_stop: Callable[[], bool]) -> None:
         """Wait until the fork server has imported torch.

@@ -77,6 +77,30 @@ class CouplingCheck(Document):
     """Largest relative difference of a gradient; none where it is not finite."""
 
 
+class DataReading(Document):
+    """The reading of the data that the spec names, before the first probe: all of it, or a sample within a minute."""
+
+    read: NonNegativeInt
+    """Number of `unit` that were read."""
+    total: NonNegativeInt | None = None
+    """Number of all. None if it is not known, as of files that were read in part."""
+    unit: Literal["samples", "rows", "bytes"] = "samples"
+    """What is counted: samples are rows with a text, images, or sequences."""
+    seconds: NonNegativeFloat
+    """Time that the reading took."""
+    reason: str = ""
+    """Why nothing or only a part was read. Empty if all was read, or if the time was up while samples were read."""
+
+    @property
+    def in_words(self) -> str:
+        """How much was read, such as `a sample: 120,000 of 3,000,000 rows`."""
+        if not self.read:
+            return f"nothing{self.reason and f': {self.reason}'}"
+        if self.read == self.total:
+            return f"all {self.total:,} {self.unit}"
+        return f"a sample: {self.read:,} of {'more' if self.total is None else f'{self.total:,}'} {self.unit}"
+
+
 class Evidence(Document):
     """All probes of a tuning in order, and the proof that they give."""
 
@@ -102,6 +126,8 @@ class Evidence(Document):
     coupling: CouplingCheck | None = None
     """Check for coupled samples. None where an update cannot take more than one micro-batch, and in recommendations
     of versions without the check."""
+    data: DataReading | None = None
+    """The reading of the data before the first probe. None if the spec names no files of data."""
 
 
 class Headroom(Document):

@@ -182,7 +182,7 @@ class TrainingProgress(Document):
 
 
 class SystemTrouble(Document):
-    """Trouble that ended the run: a disk that is full, read-only or broken, or the loss of one of its hosts."""
+    """Trouble that ended the run: of a disk, the loss of one of its hosts, or a model hub that does not answer."""
 
     cause: str
     """A stable word, such as `disk-full`."""
@@ -229,7 +229,7 @@ class TrainingResult(Document):
     """Set when the run ended because its loss, gradient or weights are infinite or NaN: the first of the updates in a
     row for which this was seen. The newest checkpoint is finite."""
     trouble: SystemTrouble | None = None
-    """Set when a disk, not the workload, ended the run."""
+    """Set when a disk, a host or the model hub, not the workload, ended the run."""
     weights_sha256: str | None = None
     """SHA-256 of the final weights file, when the run succeeded."""
     noise_scale: NoiseScale | None = None

@@ -300,6 +300,15 @@ class WorkloadSpec(Document):
         held_out = None if self.evaluation is None else self.evaluation.data
         return {field: read for field, read in (("data", self.data), ("evaluation.data", held_out)) if read is not None}
 
+    def with_files_of_data(self) -> WorkloadSpec | None:
+        """Return the spec without held-out data of the user's code; None if its data is not read from files."""
+        files = {field for field, data in self.data_by_field.items() if data.paths_read()}
+        if "data" not in files:
+            return None
+        if "evaluation.data" in self.data_by_field and "evaluation.data" not in files:
+            return self.model_copy(update={"evaluation": None})
+        return self
+
     @model_validator(mode="after")
     def _adapts_a_transformers_model(self) -> Self:
         if self.adapter is not None and not isinstance(self.model, TransformersModel):

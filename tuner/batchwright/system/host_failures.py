@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from batchwright.errors import HostFailureError, StorageError
+from batchwright.errors import HostFailureError, HubUnavailableError, StorageError
 from batchwright.units import format_bytes
 
 
@@ -33,6 +33,7 @@ class Cause(StrEnum):
     MEMORY = "memory"
     DEVICE = "device"
     HOST_LOST = "host-lost"
+    HUB = "hub"
 
 
 _CAUSE_BY_ERRNO = {
@@ -84,6 +85,16 @@ class HostFailure:
         """True when a disk is at fault, which affects every process of the host, unlike a limit of one process."""
         return self.cause in _DISK_CAUSES
 
+    def as_error(self) -> HostFailureError:
+        """Return the error that reports it."""
+        return HostFailureError(self.cause, self.message, self.needed_bytes)
+
+
+def disk_failure_of(error: BaseException) -> HostFailureError | None:
+    """Return the failure of a disk that ``error`` reports, which says nothing of what was read; None for any other."""
+    found = host_failure_of(error)
+    return found.as_error() if found is not None and found.is_disk_failure else None
+
 
 def host_failure_of(error: BaseException | None) -> HostFailure | None:
     """Return the host failure that ``error`` or its chain of causes reports; None for any other error."""
@@ -99,6 +110,8 @@ def host_failure_of(error: BaseException | None) -> HostFailure | None:
 def _classify_one(error: BaseException) -> HostFailure | None:
     if isinstance(error, HostFailureError):
         return HostFailure(Cause(error.cause), str(error), error.needed_bytes)
+    if isinstance(error, HubUnavailableError):
+        return HostFailure(Cause.HUB, "; ".join(problem.message for problem in error.problems))
     cause = _cause_of(error)
     needed = error.needed_bytes if isinstance(error, StorageError) else 0
     return None if cause is None else HostFailure(cause, _describe(error), needed)

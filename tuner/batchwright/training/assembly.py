@@ -30,6 +30,7 @@ from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.batch_schedule import BatchSchedule, Position
 from batchwright.training.checkpoints import Checkpoints
 from batchwright.training.data import DataFolders, TrainingData, epoch_order
+from batchwright.training.data.foreign import end_parsers
 from batchwright.training.evaluation.evaluator import Evaluator, evaluated_workload
 from batchwright.training.evaluation.held_out_data import RunData, build_run_data
 from batchwright.training.evaluation.library_metrics import import_metrics
@@ -173,10 +174,12 @@ def _read(
     """Find the folder of the pretrained model, where this process needs it, and read the data."""
     folders = DataFolders.of_run(paths.cache / "datasets")
     needs_pretrained = is_new or _has_frozen_weights(spec) or spec.reads_tokenizer_of_model
-    pretrained = _pretrained(spec, folders.roots) if needs_pretrained else None
+    pretrained = pretrained_folder(spec, folders.roots) if needs_pretrained else None
     if pretrained is not None:
         folders = folders.with_pretrained(*pretrained)
-    return pretrained, build_run_data(spec, workload, folders, ranks.size)
+    data = build_run_data(spec, workload, folders, ranks.size)
+    end_parsers()
+    return pretrained, data
 
 
 def is_sharded(spec: WorkloadSpec, ranks: Ranks) -> bool:
@@ -219,13 +222,13 @@ def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
         device.limit(limit)
 
 
-def _pretrained(spec: WorkloadSpec, roots: DataRoots) -> tuple[Path, DataRoots] | None:
+def pretrained_folder(spec: WorkloadSpec, roots: DataRoots, *, weights: bool = True) -> tuple[Path, DataRoots] | None:
     """The folder of the pretrained model, fetched if it is on the hub, and what may be read of it; None without one."""
     if not isinstance(spec.model, TransformersModel) or spec.model.pretrained is None:
         return None
     if spec.model.hub_model is None:
         return Path(spec.model.pretrained), roots
-    folder = fetch_model(spec.model.hub_model)
+    folder = fetch_model(spec.model.hub_model, weights=weights)
     return folder, cache_roots(folder)
 
 

@@ -26,7 +26,7 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, SystemTrouble, TrainingResult
 from batchwright.system.files import lock_directory, write_atomically
-from batchwright.system.host_failures import host_failure_of
+from batchwright.system.host_failures import Cause, host_failure_of
 from batchwright.system.processes import die_with_parent
 from batchwright.training.accumulation.collectives import (
     Ranks,
@@ -39,6 +39,7 @@ from batchwright.training.accumulation.collectives import (
 from batchwright.training.accumulation.recovery import Action, decide
 from batchwright.training.assembly import RunParts, build_run
 from batchwright.training.batch_schedule import Position
+from batchwright.training.data import prepare_reading
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.training.launching.run_log import log
 from batchwright.training.progress import ProgressWriter
@@ -131,7 +132,7 @@ def train(paths: RunPaths, stop: StopRequest) -> TrainingResult:
         smaller_micro_batch=smaller,
         out_of_memory=oom_error is not None,
         not_finite_since=state.trainer.finite.since if state.trainer and isinstance(failure, NotFiniteError) else None,
-        trouble=_disk_trouble(failure),
+        trouble=_trouble(failure),
         weights_sha256=state.weights_sha256,
         noise_scale=state.trainer.noise_scale.estimate() if state.trainer and state.position.update else None,
         evaluation=evaluation,
@@ -143,6 +144,7 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
     recommendation = Recommendation.model_validate_json(paths.recommendation.read_bytes())
     request = TrainingRequest.model_validate_json(paths.request.read_bytes())
     import_early(late_imports(recommendation.request.workload))
+    prepare_reading(recommendation.request.workload)
     run = TrackedRun(paths, recommendation.name or recommendation.id, settings_of(recommendation, request))
     trackers = Trackers(() if own_rank() else request.trackers, run, state.note)  # before memory is counted
     with ExitStack() as last:
@@ -202,10 +204,10 @@ def _restart_micro_batch_size(state: RunState) -> int | None:
     return -(-failed // 2) if action is Action.RESTART else None
 
 
-def _disk_trouble(failure: BaseException | None) -> SystemTrouble | None:
-    """The trouble of a disk. Other trouble is this process's own, or its parent finds it too."""
+def _trouble(failure: BaseException | None) -> SystemTrouble | None:
+    """The trouble of a disk or the hub. Other trouble is this process's own, or its parent finds it too."""
     found = host_failure_of(failure)
-    if found is None or not found.is_disk_failure:
+    if found is None or not (found.is_disk_failure or found.cause is Cause.HUB):
         return None
     return SystemTrouble(cause=found.cause, message=found.message, needed_bytes=found.needed_bytes)
 

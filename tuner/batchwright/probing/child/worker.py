@@ -31,6 +31,7 @@ from batchwright.hardware.failures import shortage_in_words
 from batchwright.hardware.memory_devices.base import MemoryDevice, translate_by_message
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.planning.accumulation import probe_window
+from batchwright.probing.child.data_reading import run_data_reading
 from batchwright.probing.child.ranks import run_ranks
 from batchwright.probing.child.timing import TimedEngine, TimedUpdate, has_enough_updates, timing
 from batchwright.probing.protocol import CheckReport, CouplingOutcome, ProbePaths
@@ -300,7 +301,13 @@ def run_expectation(paths: ProbePaths) -> None:
     write_atomically(paths.result, expected_peaks(request, processes=default_process_count()).model_dump_json())
 
 
-TASKS = {"probe": run_probe, "check": run_check, "couple": run_coupling_check, "expect": run_expectation}
+TASKS = {
+    "probe": run_probe,
+    "check": run_check,
+    "couple": run_coupling_check,
+    "expect": run_expectation,
+    "read": run_data_reading,
+}
 
 
 def run_task(task: str, directory: Path) -> None:

@@ -3,7 +3,8 @@
 ``build`` turns the data part of a spec into a data set of ``sources``; ``files`` finds its files in the folders that
 may be read; ``order`` shuffles an epoch as a function of (seed, epoch); ``loading`` prefetches windows in workers;
 ``seeding`` makes random choices a function of (seed, epoch, sample); ``base`` collates samples into a batch;
-``foreign`` runs the parsers of other packages, which may raise anything, crash, or never end.
+``foreign`` runs the parsers of other packages, which may raise anything, crash, or never end; ``first_reading`` bounds
+what is read before the first probe of a tuning.
 
 A new kind of data is a document in ``batchwright.schemas.dataset.data_spec``, a module in ``sources``, a case in
 ``build``.
@@ -12,7 +13,7 @@ A new kind of data is a document in ``batchwright.schemas.dataset.data_spec``, a
 from __future__ import annotations
 
 from batchwright.training.data.base import TrainingData
-from batchwright.training.data.build import build_data
+from batchwright.training.data.build import build_data, prepare_reading
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.loading import WORKER_BYTES, AccumulationWindow, SampleRange, WindowLoader
 from batchwright.training.data.order import epoch_order
@@ -29,4 +30,5 @@ __all__ = [
     "build_data",
     "epoch_order",
     "join_batches",
+    "prepare_reading",
 ]

@@ -29,6 +29,16 @@ class SelectedSamples:
             raise IndexError(index)
         return self._samples[int(self._indices[index])]
 
+    def place(self, index: int) -> str:
+        """Name a sample, as ``place_of``."""
+        return place_of(self._samples, int(self._indices[index]))
+
+
+def place_of(samples: Samples, index: int) -> str:
+    """Name the file and the row of a sample where the data set knows them, else its number from 1."""
+    place: Callable[[int], str] | None = getattr(samples, "place", None)
+    return f"sample {index + 1}" if place is None else place(index)
+
 
 @dataclass(frozen=True)
 class TrainingData:

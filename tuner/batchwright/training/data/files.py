@@ -12,6 +12,7 @@ from typing import BinaryIO
 from batchwright.errors import DataOutsideRootsError
 from batchwright.system.data_roots import ANY_FILE, DataRoots, expand_glob
 from batchwright.training.data.base import data_problem
+from batchwright.training.data.first_reading import FirstReading
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class DataFolders:
     """Folder for the copies that `datasets` maps into memory; the default of `datasets` when None."""
     pretrained: Path | None = None
     """Folder of the pretrained model, whose tokenizer the data may ask for."""
+    reading: FirstReading | None = None
+    """The bounds of a first reading; None if all data is read, as by a run."""
 
     @classmethod
     def of_run(cls, cache: Path) -> DataFolders:

@@ -6,6 +6,7 @@ process with threads keeps the locks that these held, and may wait for them for 
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -17,8 +18,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import TypeVar
 
-from batchwright.errors import BatchwrightError, HostFailureError
-from batchwright.system.host_failures import host_failure_of
+from batchwright.errors import BatchwrightError
+from batchwright.system.host_failures import disk_failure_of
 from batchwright.system.processes import fork
 from batchwright.training.data.base import data_problem
 
@@ -50,7 +51,7 @@ def foreign_errors(field: str, place: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust
             raise
-        failure = disk_failure(error) or data_problem(field, f"cannot be read: {described(error)}", place())
+        failure = disk_failure_of(error) or data_problem(field, f"cannot be read: {described(error)}", place())
         raise failure from None
 
 
@@ -72,7 +73,10 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
     status: int | None = None
     try:
         while receiver.poll(seconds):
-            element, error = receiver.recv()
+            try:
+                element, error = receiver.recv()
+            except OSError as cut:  # killed while it sent a message
+                raise EOFError from cut
             if error is not None:
                 raise error
             if element is None:
@@ -161,6 +165,7 @@ def _serve(connection: Connection, others: Connection) -> None:
     others.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.disable()  # the crash of a parser is told in a sentence
     with suppress(EOFError):
         while True:
             job = connection.recv_bytes()
@@ -180,14 +185,6 @@ def _send_all(job: bytes, sender: Connection) -> None:
     except (BatchwrightError, ForeignFailure, MemoryError) as error:
         sender.send((None, error))
     except BaseException as error:  # noqa: BLE001 - the caller reports it
-        sender.send((None, disk_failure(error) or ForeignFailure(described(error))))
+        sender.send((None, disk_failure_of(error) or ForeignFailure(described(error))))
     else:
         sender.send((None, None))
-
-
-def disk_failure(error: BaseException) -> HostFailureError | None:
-    """The error of a disk that is full or fails, which says nothing of the data; None for any other."""
-    found = host_failure_of(error)
-    if found is None or not found.isdisk_failure:
-        return None
-    return HostFailureError(found.cause, found.message, found.needed_bytes)

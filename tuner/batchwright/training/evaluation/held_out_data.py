@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from batchwright.errors import SpecError
-from batchwright.schemas.dataset.data_spec import DataSpec, ImagesData, RecordsData, TextData, WorkloadData
+from batchwright.schemas.dataset.data_spec import DataSpec, ImagesData, RecordsData, WorkloadData
 from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec, HeldOutData
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
@@ -45,10 +44,8 @@ def build_run_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders,
             other classes, or there are fewer held-out samples than ranks.
     """
     found = _parts(spec, workload, folders)
-    if any(isinstance(data, (TextData, RecordsData)) for data in spec.data_by_field.values()):
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or `tokenizers` warns at every fork from now on
     held_out = len(found.held_out or ())
-    if spec.evaluation is not None and held_out < ranks:
+    if spec.evaluation is not None and held_out < ranks and not _is_partial(folders):
         raise data_problem("evaluation", f"holds out {held_out} samples, fewer than the {ranks} ranks of the run")
     return found
 
@@ -58,7 +55,7 @@ def _parts(spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> RunD
     if evaluation is None:
         return RunData(data, None)
     if evaluation.data is None:
-        return _split(data, evaluation)
+        return RunData(data, None) if _is_partial(folders) else _split(data, evaluation)
     return RunData(data, _own_data(spec, evaluation.data, workload, folders, data))
 
 
@@ -69,6 +66,11 @@ def _split(data: TrainingData, evaluation: EvaluationSpec) -> RunData:
         raise data_problem(f"evaluation.{field}", f"leaves none of the {samples} samples of the data to train", count)
     order = torch.randperm(samples, generator=generator_from_key("held out", evaluation.seed))
     return RunData(data.selected(order[count:]), data.selected(order[:count]))
+
+
+def _is_partial(folders: DataFolders) -> bool:
+    """Return whether only a part of the data was read, so that its size and its classes are not known."""
+    return folders.reading is not None and folders.reading.is_partial
 
 
 # --- data of its own ---
@@ -90,7 +92,7 @@ def _own_data(
             for found in error.problems
         )
         raise SpecError(list(problems)) from None
-    if _may_differ(spec.data, data, training.classes, held_out.classes):
+    if not _is_partial(folders) and _may_differ(spec.data, data, training.classes, held_out.classes):
         others = sorted(set(held_out.classes) ^ set(training.classes))
         message = (
             f"has other classes than the training data ({', '.join(others[:5])} in one of them alone), so that their "

@@ -13,6 +13,7 @@ from batchwright.schemas.model.hub import HubModel
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.suggestions import misspelt
 from batchwright.system.data_roots import ANY_FILE, DataRoots
+from batchwright.system.host_failures import disk_failure_of
 from batchwright.workloads.pretrained.hub_files import cache_roots, fetch_config
 
 CONFIG = "config.json"
@@ -42,6 +43,7 @@ def with_pretrained_config(
         SpecError: when the folder has no usable config, one of another type of model than the spec says, or a field
             that the spec changes by a similar name; when the model cannot be had from the hub.
         HubUnavailableError: when the hub cannot be read.
+        HostFailureError: when a disk fails.
         DataOutsideRootsError: when the folder, or a link in it, leads outside the roots.
     """
     model = spec.model
@@ -91,6 +93,8 @@ def _read(folder: Path, roots: DataRoots) -> Any:  # noqa: ANN401 - parsed JSON
     except RecursionError:
         raise _problem(f"{path} is nested more than {DEEPEST_JSON} levels deep") from None
     except (OSError, RuntimeError) as error:  # RuntimeError of links that go in circles
+        if (failure := disk_failure_of(error)) is not None:
+            raise failure from None
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise _problem(f"{path} {reason}; give the folder of a model that `save_pretrained` wrote") from None
     except UnicodeDecodeError as error:

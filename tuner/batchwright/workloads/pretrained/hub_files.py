@@ -12,6 +12,7 @@ from pathlib import Path
 from batchwright.errors import FieldProblem, HubUnavailableError, SpecError
 from batchwright.schemas.model.hub import HubModel
 from batchwright.system.data_roots import DataRoots
+from batchwright.system.host_failures import disk_failure_of
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "vocab.txt", "merges.txt")
 """Configs, weights and tokenizers."""
@@ -36,6 +37,7 @@ def fetch_config(model: HubModel, name: str) -> Path:
 
     Raises:
         HubUnavailableError: when the hub is not reached, fails, or breaks off.
+        HostFailureError: when the disk of the cache is full or fails.
         SpecError: when the model or the file cannot be had.
     """
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - few specs need it, and it takes long to import
@@ -43,11 +45,15 @@ def fetch_config(model: HubModel, name: str) -> Path:
     return Path(_fetched(model, lambda: hf_hub_download(model.id, name, revision=model.revision)))
 
 
-def fetch_model(model: HubModel) -> Path:
-    """Fetch the config, the weights and the tokenizer of a model, and return their folder in the cache.
+def fetch_model(model: HubModel, *, weights: bool = True) -> Path:
+    """Fetch the config, the tokenizer and, unless they are not needed, the weights of a model.
+
+    Returns:
+        Their folder in the cache.
 
     Raises:
         HubUnavailableError: when the hub is not reached, fails, or breaks off.
+        HostFailureError: when the disk of the cache is full or fails.
         SpecError: when the model cannot be had.
     """
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - few specs need it, and it takes long to import
@@ -57,7 +63,7 @@ def fetch_model(model: HubModel) -> Path:
             model.id,
             revision=model.revision,
             allow_patterns=list(_FILES),
-            ignore_patterns=[_SUBFOLDERS],
+            ignore_patterns=[_SUBFOLDERS, *(() if weights else ("*.safetensors",))],
             max_workers=1,  # the C library keeps the stacks of ended threads, which a job's memory would count
         )
 
@@ -96,6 +102,8 @@ def _fetched(model: HubModel, fetch: Callable[[], str]) -> str:
     except errors.HFValidationError as error:
         reason = f"has no valid name: {error}"
     except (OSError, getattr(errors, "HTTPError", OSError)) as error:  # it is not reached, or the disk is full
+        if (failure := disk_failure_of(error)) is not None:
+            raise failure from None
         if constants.HF_HUB_OFFLINE:
             reason = f"is not in the cache, and HF_HUB_OFFLINE is set: fetch it first with `hf download {model.id}`"
         else:

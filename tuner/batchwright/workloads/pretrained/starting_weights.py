@@ -111,7 +111,7 @@ class StartingWeights:
             with self._roots.open(path) as stream:
                 return set(map(str, json.load(stream)["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._problem(f"has an index of weights that cannot be read: {error}") from None
+            raise self._problem(f"has an index of weights that cannot be read: {error}") from error
 
     def _check(self, model: nn.Module, report: dict[str, Any]) -> None:
         missing, unused = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -12,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from batchwright.errors import SpecError
 from batchwright.schemas.dataset.data_spec import ArraysData
 from batchwright.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
+from batchwright.training.data.first_reading import LARGEST_BYTES, TimeIsUpError
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import IGNORED_LABEL, Workload
 from batchwright.workloads.reference import NextTokenWorkload
@@ -24,6 +27,8 @@ from batchwright.workloads.reference import NextTokenWorkload
 _MASK = "attention_mask"
 _MASKED = ("input_ids", "input_values", "input_features")
 """Inputs that a mask may belong to, with the samples and the positions first."""
+_SECONDS = 3600.0
+"""Time limit of reading the arrays."""
 _Arrays: TypeAlias = dict[str, Tensor]
 
 
@@ -76,16 +81,33 @@ def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:
 
 
 def _read(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
-    try:
+    """Read the arrays, first in a child process: a few bytes may unpack to more than the memory has.
+
+    Raises:
+        TimeIsUpError: when a first reading would read a large file.
+    """
+    if folders.reading is not None:
         with folders.open("data.path", data.path) as stream:
-            if data.path.endswith(".safetensors"):  # memory-mapped through the open descriptor
-                return safetensors.torch.load_file(f"/proc/self/fd/{stream.fileno()}")
-            with np.load(stream, allow_pickle=False) as archive:
-                return {name: torch.from_numpy(_native(archive[name])) for name in archive.files}
-    except SpecError:
-        raise
-    except Exception as error:  # noqa: BLE001 - zip, numpy, torch and safetensors each raise their own kinds
-        raise data_problem("data.path", f"cannot be read: {' '.join(str(error).split())}", data.path) from None
+            if os.fstat(stream.fileno()).st_size > LARGEST_BYTES:
+                raise TimeIsUpError(f"{data.path} is too large")
+    try:
+        list(in_child(partial(_count, data, folders), _SECONDS))
+    except (ForeignFailure, MemoryError) as failure:
+        raise data_problem("data.path", f"cannot be read: {failure}", data.path) from None
+    with foreign_errors("data.path", lambda: data.path):
+        return _arrays(data, folders)
+
+
+def _count(data: ArraysData, folders: DataFolders) -> Iterator[int]:
+    yield len(_arrays(data, folders))
+
+
+def _arrays(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
+    with folders.open("data.path", data.path) as stream:
+        if data.path.endswith(".safetensors"):  # memory-mapped through the open descriptor
+            return safetensors.torch.load_file(f"/proc/self/fd/{stream.fileno()}")
+        with np.load(stream, allow_pickle=False) as archive:
+            return {name: torch.from_numpy(_native(archive[name])) for name in archive.files}
 
 
 def _native(array: np.ndarray) -> np.ndarray:

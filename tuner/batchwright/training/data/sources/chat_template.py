@@ -13,12 +13,11 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from batchwright.errors import SpecError
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL, RecordsData
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import described, foreign_errors
-from batchwright.training.data.sources.packages import import_optional
+from batchwright.training.data.sources.packages import RENDERER, import_optional
 
 Message: TypeAlias = Mapping[str, Any]
 """A message with a `role`, and mostly a `content`; other fields are for the template."""
@@ -26,7 +25,6 @@ Span: TypeAlias = tuple[int, int]
 """First character and end of a part of a text."""
 
 _FIELD = "data.chat_template"
-_RENDERER = "transformers.utils.chat_template_utils"
 _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _LARGEST = 2**24
 """Bytes of a file that are read: a hundred times the longest templates."""
@@ -74,7 +72,7 @@ class ChatTemplate:
         self.marks_answers = _GENERATION.search(source) is not None
         self._prompts_answers = "add_generation_prompt" in source
         self._tokens = dict(tokens)
-        import_optional(_RENDERER, _FIELD, _TEMPLATE)
+        import_optional(RENDERER, _FIELD, _TEMPLATE)
 
     def render(self, chat: Chat, *, awaits_answer: bool = False) -> str:
         """Make the text of a conversation; with ``awaits_answer`` up to where the assistant would begin to answer.
@@ -153,7 +151,7 @@ class ChatTemplate:
 
     def _rendered_as_they_are(self, chat: Chat, options: Mapping[str, bool]) -> tuple[str, list[Span]]:
         try:
-            texts, spans = importlib.import_module(_RENDERER).render_jinja_template(
+            texts, spans = importlib.import_module(RENDERER).render_jinja_template(
                 [chat.messages], chat.tools, chat_template=self._source, **options, **self._tokens
             )
         except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
@@ -276,15 +274,12 @@ def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
 
 def _read(path: Path, folders: DataFolders) -> str | None:
     """The text of a file; None if there is none."""
-    try:
-        with folders.open(_FIELD, path) as stream:
-            return stream.read(_LARGEST).decode()
-    except FileNotFoundError:
-        return None
-    except SpecError:
-        raise
-    except (OSError, ValueError) as error:
-        raise data_problem(_FIELD, f"cannot be read: {error}", path) from None
+    with foreign_errors(_FIELD, lambda: str(path)):
+        try:
+            with folders.open(_FIELD, path) as stream:
+                return stream.read(_LARGEST).decode()
+        except FileNotFoundError:
+            return None
 
 
 def _token(value: Any) -> str | None:  # noqa: ANN401 - of a file

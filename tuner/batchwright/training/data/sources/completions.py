@@ -187,14 +187,21 @@ def encoded_rows(rows: TextRows, encode: Callable[[Mapping[str, Sequence[Any]]],
         for some in in_child(partial(_encoded, rows.rows, encode, 0, _ROWS_AT_A_TIME), _SECONDS):
             yield from some
             done += len(some)
+            _count(rows, done)
     except ForeignFailure:
         try:
             for some in in_child(partial(_encoded, rows.rows, encode, done, 1), _SECONDS_OF_ROW):
                 yield from some
                 done += 1
+                _count(rows, done)
         except ForeignFailure as failure:
             row = shorten(str(rows.rows[done]), _LONGEST_ROW)
             raise data_problem(field, f"cannot be encoded: {failure}", f"{rows.place(done)}: {row}") from None
+
+
+def _count(rows: TextRows, done: int) -> None:
+    if rows.files.reading is not None:
+        rows.files.reading.count(done, len(rows.rows), "rows")
 
 
 def _encoded(

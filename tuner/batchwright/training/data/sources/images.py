@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from batchwright.schemas.dataset.data_spec import ImagesData
 from batchwright.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
 from batchwright.training.data.base import TrainingData, class_numbers, data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import foreign_errors
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Workload
@@ -26,6 +28,8 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of the formats that are read, for any suffix: some other formats start programs or refer to files."""
+_SECONDS = 60.0
+"""Time limit of decoding the first image."""
 _HALF_RANGE = 127.5
 """Bytes divided by this, less one: scaled to 0 to 1, then normalised with mean 0.5 and standard deviation 0.5."""
 
@@ -51,7 +55,11 @@ class ImageSamples:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self.files):
             raise IndexError(index)
-        return {self.key: self._decoded(os.fsdecode(self.files[index])), "labels": self.labels[index].clone()}
+        return {self.key: self._decoded(self.place(index)), "labels": self.labels[index].clone()}
+
+    def place(self, index: int) -> str:
+        """Path of the image."""
+        return os.fsdecode(self.files[index])
 
     def _decoded(self, path: str) -> Tensor:
         image = import_optional("PIL.Image", "data.kind", "images")
@@ -85,7 +93,15 @@ def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folder
     labels = torch.tensor([names[file.parent.name] for file in files])
     paths = np.array([os.fsencode(file.absolute()) for file in files])
     samples = ImageSamples(paths, labels, key, (channels, height, width), folders)
+    try:
+        list(in_child(partial(_decode_first, samples), _SECONDS))
+    except ForeignFailure as failure:
+        raise data_problem("data.path", f"cannot be read: {failure}", files[0]) from None
     return TrainingData(samples, default_collate, classes=tuple(names))
+
+
+def _decode_first(samples: ImageSamples) -> Iterator[bool]:
+    yield bool(samples[0])
 
 
 def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str, int]:  # noqa: ANN401 - one of ours

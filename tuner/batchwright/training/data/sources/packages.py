@@ -7,6 +7,9 @@ from typing import Any
 
 from batchwright.training.data.base import data_problem
 
+RENDERER = "transformers.utils.chat_template_utils"
+"""Module that renders chat templates."""
+
 
 def import_optional(module: str, field: str, value: str) -> Any:  # noqa: ANN401 - a module, whose names only it knows
     """Import a module.

@@ -6,10 +6,12 @@ import functools
 import glob
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,9 +20,11 @@ import torch
 from torch import Tensor
 
 from batchwright.schemas.dataset.data_spec import RecordsData
+from batchwright.system.host_failures import disk_failure_of
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import ForeignFailure, disk_failure, foreign_errors, in_child
+from batchwright.training.data.first_reading import FirstReading, TimeIsUpError
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.workloads.base import Sample
 
@@ -38,6 +42,10 @@ class RowFiles:
     """The files, in the order of their rows."""
     cache: Path
     """Folder for the copies of `datasets`."""
+    reading: FirstReading | None
+    """The first reading that these are the rows of; None for all rows."""
+    originals: Mapping[Path, Path]
+    """Files that others are a part of, where they are."""
 
     def load(self, paths: list[Path] | None = None) -> Rows:
         """Load the rows of some of the files, first in a child process: a file may crash its parser.
@@ -45,36 +53,66 @@ class RowFiles:
         Raises:
             ForeignFailure: when a file cannot be read.
         """
-        load = functools.partial(_load, self.builder, self.paths if paths is None else paths, self.cache)
-        list(in_child(functools.partial(_load_once, load), _LOADING_SECONDS))
-        return load()
+        named = (self.builder, self.paths if paths is None else paths, self.cache)
+        seconds = _LOADING_SECONDS if self.reading is None else self.reading.seconds_left
+        try:
+            list(in_child(functools.partial(_load_once, *named), seconds))
+        except ForeignFailure:
+            if self.reading is not None and time.monotonic() > self.reading.deadline:
+                raise TimeIsUpError("the files are too large to be loaded in time") from None
+            raise
+        return _load(*named)
 
     def place(self, number: int) -> str:
         """Name the file and the row that has a number among all rows, from 0; rows count from 1 in their file."""
         for path in self.paths[:-1]:
-            count = len(self.load([path]))
+            count = len(replace(self, reading=None).load([path]))
             if number < count:
-                return f"row {number + 1} of {path}"
+                return f"row {number + 1} of {self._name(path)}"
             number -= count
-        return f"row {number + 1} of {self.paths[-1]}"
+        return f"row {number + 1} of {self._name(self.paths[-1])}"
+
+    def _name(self, path: Path) -> Path:
+        return self.originals.get(path, path)
 
     def faulty_place(self) -> str:
         """Name the first file that cannot be read, and its first row at fault where that can be told."""
+        features = None
         for path in self.paths:
             for row, line in enumerate(_lines(path) if self.builder != "parquet" else (), start=1):
                 if _is_faulty(line, self.builder):
-                    return f"row {row} of {path}"
+                    return f"row {row} of {self._name(path)}"
             try:
-                self.load([path])
+                found = replace(self, reading=None).load([path]).features
             except ForeignFailure:
-                return str(path)
-        return ", ".join(map(str, self.paths))
+                first = self._first_faulty_line(path) if self.builder == "json" else None
+                return str(self._name(path)) if first is None else f"row {first} of {self._name(path)}"
+            if (features := features or found) != found:
+                return f"{self._name(path)}, unlike {self._name(self.paths[0])}"
+        return ", ".join(str(self._name(path)) for path in self.paths)
 
+    def _first_faulty_line(self, path: Path) -> int | None:
+        """Number of the first line, from 1, with which the lines up to it cannot be loaded; None in a large file."""
+        if path.stat().st_size > _LARGEST_SEARCHED:
+            return None
+        lines = path.read_bytes().splitlines(keepends=True)
+        good, bad = 0, len(lines)
+        with TemporaryDirectory() as folder:
+            part, cache = Path(folder) / path.name, Path(folder) / "cache"
+            while bad - good > 1:
+                middle = (good + bad) // 2
+                part.write_bytes(b"".join(lines[:middle]))
+                try:
+                    list(in_child(functools.partial(_load_once, self.builder, [part], cache), _LOADING_SECONDS))
+                    good = middle
+                except ForeignFailure:
+                    bad = middle
+        return bad or None
 
     def place_of_null(self) -> str | None:
         """Name the first row that is `null`, which is read as a row whose fields are all missing."""
         rows = ((row, path) for path in self.paths for row, line in enumerate(_lines(path), start=1) if _is_null(line))
-        return next((f"row {row} of {path}" for row, path in rows), None)
+        return next((f"row {row} of {self._name(path)}" for row, path in rows), None)
 
 
 class FileRows(NamedTuple):
@@ -112,6 +150,8 @@ Prepared: TypeAlias = tuple[TextRows, Encoder]
 
 _LOADING_SECONDS = 24 * 3600.0
 """A bound on the time that a reader of `datasets` may take: terabytes are copied within it."""
+_LARGEST_SEARCHED = 2**28
+"""Bytes of a file whose first faulty line is looked for by loading parts of it, some twenty times."""
 _PATHS = "data.paths"
 _ARCHIVES = ((b"PK\x03\x04", 0), (b"PK\x05\x06", 0), (b"PK\x07\x08", 0), (b"Rar!", 0), (b"ustar", 257))
 """Signatures of archives, each with its offset in bytes: zip, rar and tar."""
@@ -136,15 +176,18 @@ def read_rows(data: RecordsData, folders: DataFolders) -> FileRows:
     """
     files = folders.matching(data.paths)
     cache = folders.cache or Path(import_optional("datasets.config", "data.kind", "records").HF_DATASETS_CACHE)
-    found = RowFiles(data.format or _format_of(files), files, cache)
-    opened = [_opened(path, folders) for path in files]
+    opened, builder = [_opened(path, folders) for path in files], data.format or _format_of(files)
+    parts = {path: path for path in files}
+    if folders.reading is not None:
+        parts = folders.reading.first_bytes(files, cache, of_lines=builder != "parquet")
+    found = RowFiles(builder, list(parts), cache, folders.reading, parts)
     try:
         rows = found.load()
     except ForeignFailure as failure:
         place = found.faulty_place()
         raise data_problem(_PATHS, f"cannot be read as {found.builder}: {failure}", place) from None
-    if found.builder == "json" and _has_row_of_nulls(rows) and (place := found.place_of_null()) is not None:
-        raise data_problem(_PATHS, "has a row `null`: write an object or nothing", place)
+    if found.builder == "json" and _has_row_of_nulls(rows) and (null := found.place_of_null()) is not None:
+        raise data_problem(_PATHS, "has a row `null`: write an object or nothing", null)
     for path, identity in zip(files, opened, strict=True):
         if _identity(path.lstat()) != identity:
             raise data_problem(_PATHS, "was replaced while it was read: try again", path)
@@ -239,7 +282,8 @@ def _is_faulty(line: bytes, builder: str) -> bool:
 
 
 def _is_null(line: bytes) -> bool:
-    return line.strip() == b"null"
+    text = line.strip()
+    return text.startswith(b"null") or text.endswith(b"null")
 
 
 def _has_row_of_nulls(rows: Rows) -> bool:
@@ -316,15 +360,15 @@ def _load(builder: str, files: list[Path], cache: Path) -> Rows:
         with _offline_and_quiet(datasets):
             return datasets.load_dataset(builder, data_files=names, split="train", **options)
     except Exception as error:  # noqa: BLE001 - each reader raises its own kinds of error
-        if (failure := disk_failure(error)) is not None:
+        if (failure := disk_failure_of(error)) is not None:
             raise failure from None
         cause = " ".join(str(error.__cause__ or error).split())
         cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
         raise ForeignFailure(cause) from None
 
 
-def _load_once(load: Callable[[], Rows]) -> Iterator[int]:
-    yield len(load())
+def _load_once(builder: str, files: list[Path], cache: Path) -> Iterator[int]:
+    yield len(_load(builder, files, cache))
 
 
 @contextmanager
@@ -333,7 +377,7 @@ def _offline_and_quiet(datasets: Any) -> Iterator[None]:  # noqa: ANN401 - the m
     settings = [datasets.config, import_optional("huggingface_hub.constants", "data.kind", "records")]
     offline = [module.HF_HUB_OFFLINE for module in settings]
     level, silent = datasets.logging.get_verbosity(), datasets.are_progress_bars_disabled()
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are told in sentences
     datasets.disable_progress_bars()
     try:
         for module in settings:

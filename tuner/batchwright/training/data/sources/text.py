@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import TextIOWrapper
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,15 +17,18 @@ from batchwright.schemas.dataset.data_spec import TextData
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import foreign_errors
+from batchwright.training.data.first_reading import LARGEST_BYTES
+from batchwright.training.data.foreign import ForeignFailure, in_child
 from batchwright.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from batchwright.workloads.base import Workload
 from batchwright.workloads.reference import NextTokenWorkload
 
 _SHORTEST_SAMPLE = 2
 """A next-token sample of one token has nothing to predict."""
-_PIECE_CHARACTERS = 2**16
+_PIECE_BYTES = 2**16
 _PIECES_AT_A_TIME = 64
+_SECONDS = 60.0
+"""Time limit of encoding so many pieces, which takes a second or two."""
 
 
 class StreamSamples:
@@ -68,29 +74,67 @@ def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
     contents = []
     for path in files:
         with folders.open("data.paths", path) as stream:
-            contents.append(stream.read())
+            contents.append(stream.read(-1 if folders.reading is None else LARGEST_BYTES))  # bytes are never malformed
     content = b"\n".join(contents)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
 def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:
-    """Tokenise the files in pieces of whole lines."""
-    names = ", ".join(map(str, files))
-    pieces, parts = _pieces(files, folders), [torch.empty(0, dtype=torch.int32)]
-    while some := list(islice(pieces, _PIECES_AT_A_TIME)):
-        with foreign_errors("data.tokenizer", lambda: names):
-            parts += [torch.tensor(ids, dtype=torch.int32) for ids in tokenizer.encode_all(some)]
+    """Tokenise the files in pieces of whole lines, in a child process."""
+    parts = [torch.empty(0, dtype=torch.int32)]
+    try:
+        for some in in_child(partial(_encoded, files, tokenizer, folders, 0, _PIECES_AT_A_TIME), _SECONDS):
+            parts += map(torch.from_numpy, some)
+            _count(files, folders, len(parts) - 1)
+    except ForeignFailure:
+        done = len(parts) - 1
+        try:
+            for some in in_child(partial(_encoded, files, tokenizer, folders, done, 1), _SECONDS):
+                parts += map(torch.from_numpy, some)
+                _count(files, folders, len(parts) - 1)
+        except ForeignFailure as failure:
+            piece = next(islice(_pieces(files, folders), len(parts) - 1, None), None)
+            place = ", ".join(map(str, files)) if piece is None else f"lines from {piece.line} of {piece.path}"
+            raise data_problem("data.tokenizer", f"cannot encode the text: {failure}", place) from None
     return torch.cat(parts)
 
 
-def _pieces(files: list[Path], folders: DataFolders) -> Iterator[str]:
+def _encoded(
+    files: list[Path], tokenizer: TextTokenizer, folders: DataFolders, begin: int, count: int
+) -> Iterator[list[npt.NDArray[np.int32]]]:
+    """Yield the tokens of the pieces from number ``begin`` on, ``count`` at a time."""
+    pieces = (piece.text for piece in islice(_pieces(files, folders), begin, None))
+    while some := list(islice(pieces, count)):
+        yield [np.array(ids, dtype=np.int32) for ids in tokenizer.encode_all(some)]
+
+
+def _count(files: list[Path], folders: DataFolders, pieces: int) -> None:
+    if folders.reading is not None:
+        total = sum(path.stat().st_size for path in files)
+        folders.reading.count(min(total, pieces * _PIECE_BYTES), total, "bytes")
+
+
+class _Piece(NamedTuple):
+    path: Path
+    line: int
+    """Number of the first line."""
+    text: str
+
+
+def _pieces(files: list[Path], folders: DataFolders) -> Iterator[_Piece]:
     """Yield the files' text in pieces, with a newline between two files."""
     for number, path in enumerate(files, start=1):
-        try:
-            with TextIOWrapper(folders.open("data.paths", path), encoding="utf-8", newline="") as stream:
-                while lines := stream.readlines(_PIECE_CHARACTERS):
-                    yield "".join(lines)
-        except UnicodeDecodeError as error:
-            raise data_problem("data.paths", f"is not UTF-8 text: {error}", path) from None
+        line = 1
+        with folders.open("data.paths", path) as stream:
+            while lines := stream.readlines(_PIECE_BYTES):
+                for place, content in enumerate(lines, start=line):
+                    try:
+                        content.decode()
+                    except UnicodeDecodeError as error:
+                        raise data_problem(
+                            "data.paths", f"is not UTF-8 text: {error}", f"line {place} of {path}"
+                        ) from None
+                yield _Piece(path, line, b"".join(lines).decode())
+                line += len(lines)
         if number < len(files):
-            yield "\n"
+            yield _Piece(path, line, "\n")
