@@ -145,7 +145,7 @@ def test_the_memory_between_two_micro_batches_is_that_without_activations(progra
     assert (large.process_peak_bytes or 0) - resident[1] > 16 * 4 * MIB
 
 
-def test_a_shortage_is_an_oom_with_its_request(programs: Programs) -> None:
+def test_an_oom_has_its_request(programs: Programs) -> None:
     """And with the phase in which it came. The limit holds in one process: the next fits again."""
     result = programs.probe(SETUP + TRAINS, 200)
     assert (result.outcome, result.phase) == (Outcome.OOM, Phase.WARMUP)
@@ -163,7 +163,7 @@ IN_OWN_CODE = SETUP + TRAINS.replace(
 
 
 @pytest.mark.parametrize("code", [IN_A_LIBRARY, IN_OWN_CODE], ids=["in a module", "outside of any module"])
-def test_a_shortage_that_the_program_catches_is_an_oom(programs: Programs, code: str) -> None:
+def test_an_oom_that_the_program_catches_is_an_oom(programs: Programs, code: str) -> None:
     """Otherwise the program would train with another size than the probe's, and be called a fit."""
     assert programs.probe(code, 200).outcome is Outcome.OOM
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchwright.errors import OutOfMemoryError
-from batchwright.hardware.failures import FailureKind, classify_exception, printed_error, shortage_in_words
+from batchwright.hardware.failures import FailureKind, classify_exception, oom_in_words, printed_error
 
 OOM, SUSPECTED, INVALID, OTHER = (
     FailureKind.OUT_OF_MEMORY,
@@ -100,7 +100,7 @@ def test_our_own_error_is_not_classified_twice() -> None:
 )
 def test_an_out_of_memory_error_is_summarised(message: str, words: str) -> None:
     """The summary has the size of the failed request, if the message has it."""
-    assert shortage_in_words(message) == words
+    assert oom_in_words(message) == words
 
 
 _OF_A_RANK = "[rank1]: RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"

@@ -439,13 +439,13 @@ def test_the_fastest_plan_is_timed_among_divisors() -> None:
 def test_an_oom_is_avoided_where_every_probe_loads_for_minutes() -> None:
     """The sizes are the same, and their order is more cautious."""
 
-    def shortages(start: float) -> int:
+    def ooms(start: float) -> int:
         found = [
             finish(tuning(510, uniform_only=False), n, seconds=PhaseSeconds(start=start)) for n in range(20, 400, 9)
         ]
         return sum(each.timings.out_of_memory_probes for each in found)
 
-    assert shortages(90.0) < shortages(0.0)
+    assert ooms(90.0) < ooms(0.0)
 
 
 def test_a_plan_repeats_only_what_divides_a_share() -> None:

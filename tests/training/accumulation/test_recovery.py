@@ -569,7 +569,7 @@ def test_a_packed_batch_is_not_divided() -> None:
 
 
 def test_a_packed_batch_that_does_not_fit_raises() -> None:
-    """A shortage with a batch that cannot be divided ends in the message about its shapes, and without a step."""
+    """An OOM with a batch that cannot be divided ends in the message about its shapes, and without a step."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     steps = steps_of(optimizer, model)

@@ -242,7 +242,7 @@ def test_a_sample_that_does_not_fit_leaves_the_run_alone(tmp_path: Path, monkeyp
 
 
 def test_a_batch_beyond_the_real_limit_is_halved(tmp_path: Path) -> None:
-    """A real shortage under the run's own limit, with a batch size that no probe has proven."""
+    """A real OOM under the run's own limit, with a batch size that no probe has proven."""
     architecture = {"name": "mlp", "input_features": 32, "hidden_features": 50_000, "hidden_layers": 1}
     spec = mlp_spec(
         model={"kind": "reference", "architecture": architecture},

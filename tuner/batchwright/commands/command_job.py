@@ -24,7 +24,7 @@ from batchwright.commands.launching import FreshCommand, Launch
 from batchwright.commands.templates import Figures, RenderedCommand, check_command, render
 from batchwright.errors import TrainingError
 from batchwright.hardware.allocator_env import job_environment
-from batchwright.hardware.failures import shortage_texts
+from batchwright.hardware.failures import oom_texts
 from batchwright.hardware.inventory import devices, find_device
 from batchwright.planning.proofs.counted_plans import whole_updates
 from batchwright.schemas.command import UPDATES, CommandModel, CommandSpec
@@ -152,7 +152,7 @@ class CommandJob:
             "backward_passes": passes,
             "samples_per_rank": self._figures.accumulation_steps * self._figures.micro_batch_size,
             "samples_by_source": samples,
-            "shortage_texts": shortage_texts(),
+            "oom_texts": oom_texts(),
             "used_bytes": [cards[card].used_bytes for card in own_cards or cards],
             "least_context_bytes": device.least_context_bytes,
         }

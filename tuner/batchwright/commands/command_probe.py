@@ -11,12 +11,12 @@ from pathlib import Path
 from batchwright.commands.environment import cards_of_ranks, probe_environment
 from batchwright.commands.injected import subreaper
 from batchwright.commands.launching import KeptCommand, Launch, Launcher
-from batchwright.commands.outcomes import EndedCommand, Ending, is_shortage
+from batchwright.commands.outcomes import EndedCommand, Ending, is_oom
 from batchwright.commands.reports import Reports
 from batchwright.commands.stacks import STACKS_SIGNAL, stacks_of
 from batchwright.commands.templates import Figures, render
 from batchwright.errors import ProbeCancelledError
-from batchwright.hardware.failures import shortage_texts
+from batchwright.hardware.failures import oom_texts
 from batchwright.hardware.inventory import devices
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandSpec
@@ -118,7 +118,7 @@ class CommandProbe:
             "tuning_began_at": self._tuning_began_at,
             "probe_began_at": self.began_at,
             "stacks_signal": STACKS_SIGNAL,
-            "shortage_texts": shortage_texts(),
+            "oom_texts": oom_texts(),
             "used_bytes": [self._cards[card].used_bytes for card in self._own_cards or self._cards],
             "least_context_bytes": self._device.least_context_bytes,
         }
@@ -149,7 +149,7 @@ class CommandProbe:
             model=self._spec.model,
             figures=self._figures,
             updates=self._updates,
-            ending=self._shortage_first(ending),
+            ending=self._oom_first(ending),
             reports=self._reports,
             requested_at=requested_at,
             ended_at=time.monotonic(),
@@ -165,9 +165,9 @@ class CommandProbe:
             == self._request.samples_per_window,
         )
 
-    def _shortage_first(self, ending: Ending) -> Ending:
+    def _oom_first(self, ending: Ending) -> Ending:
         """The reason for the end; an OOM that was reported while the command ended comes first."""
-        return Ending.SHORTAGE if ending is not Ending.FINISHED and self._is_short() else ending
+        return Ending.OOM if ending is not Ending.FINISHED and self._has_oom() else ending
 
     def _follow(self, command: KeptCommand, began: float, should_stop: Callable[[], bool]) -> Ending:
         looked_at, failed_at = 0.0, None
@@ -192,8 +192,8 @@ class CommandProbe:
     ) -> Ending | None:
         """The reason to end the command now; None while it may go on."""
         reports, forward_at = self._reports, self._reports.forward_at
-        if self._is_short():
-            return Ending.SHORTAGE
+        if self._has_oom():
+            return Ending.OOM
         if reports.are_finished and (is_over or now > reports.settles_until):
             return Ending.FINISHED
         if any(process.done is not None and not process.updates for process in reports.processes):
@@ -206,8 +206,8 @@ class CommandProbe:
             return Ending.LOADING_TIMED_OUT if now - began > self._spec.model.loading_timeout_seconds else None
         return Ending.TIMED_OUT if now - forward_at > self._request.timeout_seconds else None
 
-    def _is_short(self) -> bool:
-        return any(is_shortage(event) for process in self._reports.processes for event in process.shortages)
+    def _has_oom(self) -> bool:
+        return any(is_oom(event) for process in self._reports.processes for event in process.ooms)
 
     def _look_at_tree(self, root: int) -> set[int]:
         """List the tree, and remember Python processes that may never report.

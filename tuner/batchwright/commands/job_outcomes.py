@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from batchwright.commands.job_progress import JobReports
 from batchwright.commands.reports import Event
 from batchwright.commands.templates import Figures
-from batchwright.hardware.failures import FailureKind, printed_error, shortage_in_words
+from batchwright.hardware.failures import FailureKind, oom_in_words, printed_error
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from batchwright.system.process_exit import ExitKind, classify_exit
@@ -83,8 +83,8 @@ def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
         return RunOutcome.FAILED, "lost", f"the process that keeps the command was killed after {made}"
     if ended.exit_status == 0:
         return RunOutcome.SUCCEEDED, None, f"the command ended with exit status 0 after {made}"
-    if (shortage := _shortage(ended)) is not None:
-        return RunOutcome.FAILED, _OUT_OF_MEMORY, f"{shortage} ({_cause(ended)}) after {made}. {_figures(ended)}"
+    if (oom := _oom(ended)) is not None:
+        return RunOutcome.FAILED, _OUT_OF_MEMORY, f"{oom} ({_cause(ended)}) after {made}. {_figures(ended)}"
     return _failed(ended, made)
 
 
@@ -110,22 +110,22 @@ def _failed(ended: EndedJob, made: str) -> _Verdict:
     return RunOutcome.FAILED, end.cause, f"the command ended with {end.cause} after {made}{said}"
 
 
-def _shortage(ended: EndedJob) -> str | None:
+def _oom(ended: EndedJob) -> str | None:
     """Describe the lack of memory that ended the command; None where nothing shows one."""
     if ended.kernel_oom_kills:
         return "the kernel killed a process of the command for memory"
-    if ended.reports.shortages:
-        return _describe(ended.reports.shortages[-1])
+    if ended.reports.ooms:
+        return _describe(ended.reports.ooms[-1])
     last, kind = printed_error(ended.output)
     if kind is FailureKind.OUT_OF_MEMORY:
-        return f"the command ran out of memory, by its output: {shortage_in_words(last)}"
+        return f"the command ran out of memory, by its output: {oom_in_words(last)}"
     return None
 
 
 def _describe(event: Event) -> str:
     message = str(event["message"]) or str(event["type"])
     where = f"in update {event['updates'] + 1} on rank {event['rank']}"
-    return f"the command ran out of memory {where}: {shortage_in_words(message)}"
+    return f"the command ran out of memory {where}: {oom_in_words(message)}"
 
 
 def _figures(ended: EndedJob) -> str:
@@ -141,10 +141,9 @@ def _notes(ended: EndedJob, outcome: RunOutcome) -> list[str]:
     peak, limit = progress.peak_bytes, ended.limit_bytes
     if peak is not None and limit is not None and peak > limit:
         notes.append(f"the peak of {format_bytes(peak)} is above the limit of {format_bytes(limit)}")
-    if outcome is RunOutcome.SUCCEEDED and ended.reports.shortages:
+    if outcome is RunOutcome.SUCCEEDED and ended.reports.ooms:
         notes.append(
-            f"{_describe(ended.reports.shortages[0])}. The program caught the error: what it did since need not be "
-            "the plan"
+            f"{_describe(ended.reports.ooms[0])}. The program caught the error: what it did since need not be the plan"
         )
     if progress.unlike_plan and _takes_accumulation(ended):
         notes.append(

@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
-from batchwright.commands.outcomes import is_shortage
+from batchwright.commands.outcomes import is_oom
 from batchwright.commands.reports import Event, Reports
 from batchwright.schemas.training import CommandProgress
 
@@ -57,9 +57,9 @@ class JobReports:
         return sum(rates) if rates else None
 
     @property
-    def shortages(self) -> list[Event]:
+    def ooms(self) -> list[Event]:
         """The OOMs of all processes, in order."""
-        found = [event for process in self._events.processes for event in process.shortages if is_shortage(event)]
+        found = [event for process in self._events.processes for event in process.ooms if is_oom(event)]
         return sorted(found, key=lambda event: float(event["at"]))
 
     @property

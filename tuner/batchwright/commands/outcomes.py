@@ -11,7 +11,7 @@ from itertools import pairwise
 from batchwright.commands.counted_updates import judge_updates
 from batchwright.commands.reports import Event, ReportedProcess, Reports
 from batchwright.commands.templates import Figures
-from batchwright.hardware.failures import FailureKind, classify_message, printed_error, shortage_in_words
+from batchwright.hardware.failures import FailureKind, classify_printed, oom_in_words, printed_error
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.requests import ProbeRequest
@@ -47,7 +47,7 @@ class Ending(Enum):
     """Reasons for the end of a command."""
 
     FINISHED = "every rank made the updates"
-    SHORTAGE = "a process ran out of memory"
+    OOM = "a process ran out of memory"
     NEVER_STEPS = "backward passes without a step"
     NO_BACKWARD = "steps without a backward pass"
     LOADING_TIMED_OUT = "no forward pass in time"
@@ -104,12 +104,9 @@ class EndedCommand:
         return self.exit.kind is ExitKind.CRASHED or any(name in self.output for name in _CRASHED)
 
 
-def is_shortage(event: Event) -> bool:
+def is_oom(event: Event) -> bool:
     """Return whether a reported exception is an OOM, by the rules for all exceptions."""
-    kind = str(event["type"]).rpartition(".")[2]
-    if kind in {"MemoryError", "OutOfMemoryError"}:
-        return True
-    match classify_message(str(event["message"])):
+    match classify_printed(f"{event['type']}: {event['message']}"):
         case FailureKind.OUT_OF_MEMORY:
             return True
         case FailureKind.SUSPECTED_OUT_OF_MEMORY:
@@ -158,8 +155,8 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
     if ended.kernel_oom_kills and ended.ending is not Ending.FINISHED:
         return Outcome.OOM, "SIGKILL", f"killed by the kernel for memory {where}", None
     match ended.ending:
-        case Ending.SHORTAGE:
-            return _shortage(ended, where)
+        case Ending.OOM:
+            return _oom(ended, where)
         case Ending.FINISHED:
             return _finished(ended, counted)
         case Ending.NEVER_STEPS:
@@ -228,8 +225,8 @@ def _made_updates(ended: EndedCommand) -> str:
     return f"{whole} optimizer update{'' if whole == 1 else 's'} and the beginning of the next"
 
 
-def _shortage(ended: EndedCommand, where: str) -> _Verdict:
-    found = ended.reports.shortage
+def _oom(ended: EndedCommand, where: str) -> _Verdict:
+    found = ended.reports.oom
     if found is None:
         return Outcome.ERROR, None, f"ended {where}", None
     _, event = found
@@ -237,7 +234,7 @@ def _shortage(ended: EndedCommand, where: str) -> _Verdict:
     rank = f" on rank {event['rank']}" if ended.figures.world_size > 1 or ended.reports.world_size > 1 else ""
     if event["evaluation"] is not None and ended.phase is Phase.BUILD:
         where = f"{event['evaluation']} a forward pass without gradients, {where}"
-    return Outcome.OOM, str(event["type"]), f"{shortage_in_words(message)}{rank} {where}", message
+    return Outcome.OOM, str(event["type"]), f"{oom_in_words(message)}{rank} {where}", message
 
 
 def _ended_by_itself(ended: EndedCommand, where: str) -> _Verdict:
@@ -259,7 +256,7 @@ def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
     last, kind = printed_error(ended.output)
     match kind:
         case FailureKind.OUT_OF_MEMORY:
-            return Outcome.OOM, cause, f"{shortage_in_words(last)} {where}, by its output", last
+            return Outcome.OOM, cause, f"{oom_in_words(last)} {where}, by its output", last
         case FailureKind.SUSPECTED_OUT_OF_MEMORY if _is_nearly_full(ended):
             return Outcome.OOM, cause, f"ended with {cause} {where} near the limit: {last}", last
         case FailureKind.INVALID_SIZE:
@@ -320,9 +317,9 @@ def _traceback(ended: EndedCommand, outcome: Outcome) -> str | None:
 def _peaks(ended: EndedCommand) -> dict[str, int | None]:
     """The peaks of the rank with the most memory."""
     done = [process.done for process in ended.reports.finished if process.done]
-    shortages = [event for process in ended.reports.processes for event in process.shortages]
+    ooms = [event for process in ended.reports.processes for event in process.ooms]
     ends = [process.exit for process in ended.reports.processes if process.exit]
-    events: list[Event] = done or shortages or ends
+    events: list[Event] = done or ooms or ends
     if not events:
         return {"limit_bytes": ended.request.limit_bytes}
     held = max(events, key=_peak_of)

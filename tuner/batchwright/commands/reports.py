@@ -28,7 +28,7 @@ class ReportedProcess:
         idle_steps: steps of an optimizer without a backward pass.
         updates: its updates, in order.
         done: its report after the wanted updates, and after the micro-batch without the limit.
-        shortages: what may be OOMs, in order.
+        ooms: what may be OOMs, in order.
         files: what it did to files outside of the probe's folders, in order.
         exit: its report at its own end, if it ended by itself after it had begun to train.
     """
@@ -43,7 +43,7 @@ class ReportedProcess:
     idle_steps: int = 0
     updates: list[Event] = field(default_factory=list)
     done: Event | None = None
-    shortages: list[Event] = field(default_factory=list)
+    ooms: list[Event] = field(default_factory=list)
     files: list[Event] = field(default_factory=list)
     exit: Event | None = None
 
@@ -64,7 +64,7 @@ class ReportedProcess:
                 self.updates.append(event)
                 self.waiting_passes = 0
             case "oom":
-                self.shortages.append(event)
+                self.ooms.append(event)
             case "file":
                 self.files.append(event)
             case "done" | "exit" as last:
@@ -146,9 +146,9 @@ class Reports:
         return max((event["at"] + event["trial_seconds"] for event in done), default=0.0)
 
     @property
-    def shortage(self) -> tuple[ReportedProcess, Event] | None:
+    def oom(self) -> tuple[ReportedProcess, Event] | None:
         """The first OOM of any process."""
-        found = [(process, event) for process in self.processes for event in process.shortages]
+        found = [(process, event) for process in self.processes for event in process.ooms]
         return min(found, key=lambda each: each[1]["at"], default=None)
 
     @property

@@ -1,7 +1,8 @@
 """Classify exceptions and their messages: out of memory, an illegal size, a failed device, or another error.
 
-No other module recognises an OOM in an exception. The end of a process that raised none is judged in
-``batchwright.system.process_exit`` and ``batchwright.probing.exit_causes``.
+No other module decides that an exception is an OOM; ``commands.injected.oom_watch`` reports those that may be one. The
+end of a process that raised none is judged in ``batchwright.system.process_exit`` and
+``batchwright.probing.exit_causes``.
 
 Nothing here imports torch. The source of each message is beside it. An error that is not in these tables is an ordinary
 error, never an OOM by guess.
@@ -71,7 +72,7 @@ _DEVICE_MESSAGES = (  # cudaGetErrorString; `torch.AcceleratorError` has the tex
 )
 
 
-def shortage_texts() -> tuple[str, ...]:
+def oom_texts() -> tuple[str, ...]:
     """The parts of messages that mean or suggest an OOM, for a process that cannot import this module."""
     return (*_OOM_MESSAGES, *_SUSPICIOUS_MESSAGES)
 
@@ -140,13 +141,13 @@ def printed_error(output: str) -> tuple[str, FailureKind]:
     """
     lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR_CLASS.search(line)]
-    shortages = [line for line in errors if _classify_line(line) is FailureKind.OUT_OF_MEMORY]
+    ooms = [line for line in errors if classify_printed(line) is FailureKind.OUT_OF_MEMORY]
     of_ranks = [line for line in errors if not _names_class(line, _ERRORS_OF_LAUNCHERS)]
-    line = next((found[-1] for found in (shortages[:1], of_ranks, errors, lines) if found), "")
-    return line, _classify_line(line)
+    line = next((found[-1] for found in (ooms[:1], of_ranks, errors, lines) if found), "")
+    return line, classify_printed(line)
 
 
-def _classify_line(line: str) -> FailureKind:
+def classify_printed(line: str) -> FailureKind:
     """Classify an exception as Python prints it, by the rules of ``_classify_one``: its class, and then its message."""
     if _names_class(line, ("MemoryError", "OutOfMemoryError")):
         return FailureKind.OUT_OF_MEMORY
@@ -165,7 +166,7 @@ _REQUESTED = (
 )
 
 
-def shortage_in_words(message: str) -> str:
+def oom_in_words(message: str) -> str:
     """Summarise an out-of-memory error in a few words, with the size of the failed request if the message has it."""
     for pattern in _REQUESTED:
         if (found := pattern.search(message)) is not None:

@@ -3,7 +3,7 @@
 ``startup`` is the folder on `PYTHONPATH`, whose ``startup.sitecustomize`` loads this package under a name of its own as
 soon as torch is imported. ``arming`` then sets the memory limit (``memory``) and installs the hooks (``torch_hooks``),
 which feed the counter of updates (``counting``). ``longest_first`` has data loaders draw the longest items,
-``shortages`` observes every OOM, ``written_files`` what a process does to files of the user, and ``reporting`` writes
+``oom_watch`` observes every OOM, ``written_files`` what a process does to files of the user, and ``reporting`` writes
 the events to files. A process of a job is not armed but watched (``watching``), to its own end.
 
 ``command_server`` makes the first process of a command the server that is forked for each probe, after

@@ -15,8 +15,8 @@ from .counting import UpdateCounter
 from .evaluations import Evaluations
 from .longest_first import LongestFirst
 from .memory import CpuMemory, CudaMemory, StartMemory, start_children_without_limit
+from .oom_watch import OomWatch
 from .reporting import read_settings, report, stacks_path
-from .shortages import Shortages
 from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
 from .torch_internals import trains_batch_norms
 from .watching import WatchedProcess
@@ -88,7 +88,7 @@ class ArmedProcess:
         self._is_cuda = settings["device"] == "cuda"
         self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"], start)
         self._counter = self._new_counter()
-        self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
+        self._ooms = OomWatch(settings["oom_texts"], self._report_oom)
         self._starts: list[float] = []
         """Times at which the first call before each backward pass of the current update began."""
         self._gaps: list[float] = []
@@ -125,11 +125,11 @@ class ArmedProcess:
         faulthandler.register(self._settings["stacks_signal"], self._stacks, all_threads=True)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._report_exit)
-        self._shortages.watch_uncaught()
+        self._ooms.watch_uncaught()
         if self._is_cuda:
-            self._shortages.watch_card(self._torch)
+            self._ooms.watch_card(self._torch)
         else:
-            self._shortages.watch_own_code()
+            self._ooms.watch_own_code()
             start_children_without_limit()
         if self._is_cuda or not self._is_helper:
             self._memory.limit()
@@ -275,7 +275,7 @@ class ArmedProcess:
 
     def failed(self, error: BaseException, where: str) -> None:
         """Look at an exception that passes a hooked function."""
-        self._shortages.saw(error, where)
+        self._ooms.saw(error, where)
 
     # --- reports ---
 
@@ -297,7 +297,7 @@ class ArmedProcess:
             ended_at=update.ended_at,
         )
 
-    def _report_shortage(self, kind: str, message: str, where: str) -> None:
+    def _report_oom(self, kind: str, message: str, where: str) -> None:
         self._memory.lift()
         self._check_variables()
         rank, _ = self._rank()

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-from .shortages import is_of_program
+from .oom_watch import is_of_program
 
 _EVALUATES = r"\.eval\(|\b(?:validation_step|eval_dataset|eval_strategy|val_dataloaders?)\b(?! *= *None)"
 _IN_TEXT = re.compile(_EVALUATES)

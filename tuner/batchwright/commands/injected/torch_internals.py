@@ -16,7 +16,7 @@ def when_cuda_starts(torch: Any, action: Callable[[], None]) -> None:
     torch.cuda._lazy_call(action)  # noqa: SLF001
 
 
-def observe_card_shortages(torch: Any, observer: Callable[[int, int, int, int], None]) -> None:
+def observe_card_ooms(torch: Any, observer: Callable[[int, int, int, int], None]) -> None:
     """Have the caching allocator report each request that failed after it had emptied its cache.
 
     The observer takes the card, the requested bytes, those in use and those free. It has no public name, and is missing

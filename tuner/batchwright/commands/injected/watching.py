@@ -13,8 +13,8 @@ from typing import Any
 
 from .counting import Update, UpdateCounter
 from .memory import CpuMemory, CudaMemory, StartMemory
+from .oom_watch import OomWatch
 from .reporting import report, write_progress
-from .shortages import Shortages
 from .torch_hooks import ModelCall, rank_and_world_size
 
 _WRITE_SECONDS = 0.1
@@ -41,7 +41,7 @@ class WatchedProcess:
         self._settings = settings
         self._is_cuda = settings["device"] == "cuda"
         self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None, start)
-        self._shortages = Shortages(settings["shortage_texts"], self._report_shortage)
+        self._ooms = OomWatch(settings["oom_texts"], self._report_oom)
         self._reset()
 
     def _reset(self) -> None:
@@ -55,9 +55,9 @@ class WatchedProcess:
         """Install everything."""
         os.register_at_fork(after_in_child=self._reset)
         atexit.register(self._write)
-        self._shortages.watch_uncaught()
+        self._ooms.watch_uncaught()
         if self._is_cuda:
-            self._shortages.watch_card(self._torch)
+            self._ooms.watch_card(self._torch)
         self._memory.limit()
 
     # --- what the hooks see ---
@@ -110,7 +110,7 @@ class WatchedProcess:
 
     def failed(self, error: BaseException, where: str) -> None:
         """Look at an exception that passes a hooked function."""
-        self._shortages.saw(error, where)
+        self._ooms.saw(error, where)
 
     # --- reports ---
 
@@ -139,7 +139,7 @@ class WatchedProcess:
             self._peak_bytes = found["process_peak_bytes"] = max(self._peak_bytes, found["process_peak_bytes"] or 0)
         return found
 
-    def _report_shortage(self, kind: str, message: str, where: str) -> None:
+    def _report_oom(self, kind: str, message: str, where: str) -> None:
         self._write()
         rank, _ = rank_and_world_size(self._torch)
         made = {"type": kind, "message": message, "where": where, "rank": rank, "updates": self._updates}

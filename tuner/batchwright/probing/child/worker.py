@@ -27,7 +27,7 @@ from batchwright.errors import (
     WorkloadError,
 )
 from batchwright.estimation.tracing.peak_curve import expected_peaks
-from batchwright.hardware.failures import shortage_in_words
+from batchwright.hardware.failures import oom_in_words
 from batchwright.hardware.memory_devices.base import MemoryDevice, translate_by_message
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.planning.accumulation import probe_window
@@ -234,7 +234,7 @@ def _outcome(
     if failure is None:
         return Outcome.FIT, "two optimizer updates ran within the limit", None
     if isinstance(translated, OutOfMemoryError):
-        return Outcome.OOM, f"{shortage_in_words(str(translated))} {where}", str(translated)
+        return Outcome.OOM, f"{oom_in_words(str(translated))} {where}", str(translated)
     if isinstance(translated, InvalidSizeError):
         return Outcome.INVALID_SIZE, f"the size is illegal for a kernel, {where}: {translated}", None
     if isinstance(failure, SystemExit):

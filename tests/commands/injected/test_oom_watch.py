@@ -1,4 +1,4 @@
-"""Tests of ``batchwright.commands.injected.shortages`` in every interpreter of this host that a command may have."""
+"""Tests of ``batchwright.commands.injected.oom_watch`` in every interpreter of this host that a command may have."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import json, sys, threading, types
 package = types.ModuleType("injected")
 package.__path__ = [sys.argv[1]]
 sys.modules["injected"] = package
-from injected.shortages import Shortages
+from injected.oom_watch import OomWatch
 sys.path.insert(0, sys.argv[2])
 import library
 
 seen = []
-shortages = Shortages(["can't allocate memory"], lambda kind, message, where: seen.append([kind, message]))
-shortages.watch_own_code()
+ooms = OomWatch(["can't allocate memory"], lambda kind, message, where: seen.append([kind, message]))
+ooms.watch_own_code()
 
 def caught(function, *arguments):
     try:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, Callable
 
-from .torch_internals import observe_card_shortages
+from .torch_internals import observe_card_ooms
 
 _LONGEST_MESSAGE = 2000
 _MONITORING_TOOL = 4
@@ -23,7 +23,7 @@ _MONITORING_TOOL = 4
 _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__), "<frozen")
 
 
-class Shortages:
+class OomWatch:
     """Recognises exceptions that may be an OOM, and passes each to ``report``, once.
 
     Args:
@@ -64,7 +64,7 @@ class Shortages:
 
     def watch_card(self, torch: Any) -> None:
         """Have the caching allocator report each request that failed after it had emptied its cache."""
-        observe_card_shortages(torch, self._on_card)
+        observe_card_ooms(torch, self._on_card)
 
     def _on_card(self, device: int, requested: int, in_use: int, free: int) -> None:
         message = (
