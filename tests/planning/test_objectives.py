@@ -450,6 +450,16 @@ def test_neighbouring_sizes_say_nothing_of_small_ones() -> None:
     assert listed[15] == base + 15 * per_sample
 
 
+def test_a_plan_that_ran_out_of_memory_when_it_was_timed_is_no_alternative() -> None:
+    """Though one micro-batch of its size had fitted in the search."""
+    probes = [
+        probe_result(50),
+        probe_result(50, Outcome.OOM, measures_time=True),
+        probe_result(34, measures_time=True),
+    ]
+    assert [plan.micro_batch_size for plan in alternatives(100, 34, 50, probes)] == [34, 25, 20, 17, 15]
+
+
 def test_alternatives_go_from_the_fewest_steps_upward() -> None:
     """Each with what was measured at its size, or what the lines between the measured sizes say."""
     device = holding(37)
