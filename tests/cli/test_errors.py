@@ -8,6 +8,7 @@ from batchwright.errors import BatchwrightError, ExportError
 _CODES = {
     "HubUnavailableError": ExitCode.DEVICE,
     "SpecError": ExitCode.WRONG_INPUT,
+    "UnreadableDocumentError": ExitCode.UNEXPECTED,
     "DataOutsideRootsError": ExitCode.WRONG_INPUT,
     "PlanError": ExitCode.WRONG_INPUT,
     "SearchError": ExitCode.UNEXPECTED,

@@ -199,7 +199,7 @@ def test_the_metrics_of_a_worker_process_are_with_those_of_the_api(shared: Spoke
         text = http.get("/metrics").raise_for_status().text
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
-    assert 'batchwright_tuning_seconds_count{state="SUCCEEDED"} 1.0' in text
+    assert 'batchwright_tuning_seconds_count{outcome="succeeded",state="SUCCEEDED"} 1.0' in text
     assert 'batchwright_probes_total{device="cpu",outcome="FIT"}' in text
     assert 'batchwright_device_busy{device="cpu"} 0.0' in text
     assert "batchwright_http_request_seconds_count" in text
