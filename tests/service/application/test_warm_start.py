@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from batchwright.client import Client
 from batchwright.client.documents.states import State, WorkKind
@@ -33,6 +34,8 @@ from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.registry.registered_commands import RegisteredCommands
+from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.database.schema import recommendations
 from batchwright_service.store.models import Ending, WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
@@ -365,12 +368,15 @@ def test_after_a_crash_behind_the_confirming_probe_only_the_plan_is_run(
     assert runner.sizes == [34]
 
 
-@pytest.mark.parametrize("reference", ["rec_none", "another question"])
+@pytest.mark.parametrize("reference", ["rec_none", "another question", "another version"])
 def test_a_reference_that_leads_nowhere_is_no_failure(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator], reference: str
 ) -> None:
-    """The earlier answer is gone, or answers another question by now: the tuning searches as ever."""
-    request = REQUEST if reference == "rec_none" else tuning_request(effective_batch_size=50)
+    """The earlier answer is gone, answers another question or cannot be read by now: the tuning searches as ever."""
+    request = tuning_request(effective_batch_size=50) if reference == "another question" else REQUEST
+    if reference == "another version":
+        with write_transaction(store.engine) as connection:
+            connection.execute(update(recommendations).values(document="{}"))
     asked = Tuning(request, CPU, environment={}, versions=UPGRADED)
     work = new_work(
         IdentifierSource().new("tun"),

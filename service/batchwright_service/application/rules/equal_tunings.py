@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from batchwright.planning.comparison.gain import with_gain
-from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.recommendation import DataReading, Recommendation
 from batchwright.schemas.requests import Named, TuningRequest
 from batchwright.schemas.results import DeviceInfo
+
+_NOT_READ = DataReading(read=0, seconds=0.0, reason="an equal tuning with other data answers this one")
 
 
 def answer_from(
@@ -19,7 +21,8 @@ def answer_from(
     and which of two equal GPUs. A job follows the request of its recommendation, so where such a part differs, the
     answer is a copy with the new request and the same evidence. It also is a copy where the caller names the tuning
     otherwise; a caller without names gets the stored one with its names. The gain over another baseline is what that
-    evidence shows. A copy is created now; its evidence names the tuning that ran the probes.
+    evidence shows. A copy is created now; its evidence names the tuning that ran the probes. It says that nothing of
+    other data was read.
 
     Args:
         found: a recommendation with the fingerprint of the request.
@@ -31,8 +34,26 @@ def answer_from(
     has_names = not names.is_named or names == found.names
     if has_names and _is_same_request(found.request, request):
         return found
-    changes = {"id": new_id, "created_at": datetime.now(UTC), "request": request, "device": device, **dict(names)}
+    evidence, (data, before) = found.evidence, [_data_of(asked) for asked in (request, found.request)]
+    if data is None:
+        evidence = evidence.model_copy(update={"data": None})
+    elif data != before:
+        evidence = evidence.model_copy(update={"data": _NOT_READ})
+    changes = {
+        "evidence": evidence,
+        "id": new_id,
+        "created_at": datetime.now(UTC),
+        "request": request,
+        "device": device,
+        **dict(names),
+    }
     return with_gain(found.model_copy(update=changes))
+
+
+def _data_of(request: TuningRequest) -> object:
+    """Return what the request says of the data in files; None if it names none, and for a command."""
+    spec = None if request.command is not None else request.workload.with_files_of_data()
+    return None if spec is None else spec.data_by_field
 
 
 def _is_same_request(one: TuningRequest, other: TuningRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from batchwright.errors import SpecError
+from batchwright.errors import SpecError, UnreadableDocumentError
 from batchwright.planning.tuning_conditions import TuningConditions
 from batchwright.planning.warm_start import PossibleWarmStart, warm_start_from
 from batchwright.schemas.recommendation import Recommendation
@@ -33,7 +33,7 @@ def warm_start_of(store: RecommendationStore, item: WorkItem) -> Recommendation 
         return None
     try:
         return store.get(item.warm_start_from)
-    except NotFoundError as error:
+    except (NotFoundError, UnreadableDocumentError) as error:
         _log.info("%s is not warm-started by %s: %s", item.id, item.warm_start_from, error)
         return None
 
@@ -41,7 +41,7 @@ def warm_start_of(store: RecommendationStore, item: WorkItem) -> Recommendation 
 def _warm_start(
     store: RecommendationStore, conditions: TuningConditions, stored: Recommendation
 ) -> PossibleWarmStart | None:
-    with suppress(NotFoundError, SpecError):
+    with suppress(NotFoundError, SpecError, UnreadableDocumentError):
         start = warm_start_from(_measured(store, stored), conditions)
         return start if start.is_useful else None
     return None
