@@ -88,8 +88,8 @@ LONG = {
     "adapter of vit",
 }
 """Families beside which another of the same kind is always tried."""
-ESTIMATED = {"qwen3-moe", "mamba", "wav2vec2", "llama in shards of bf16"}
-"""Families whose estimate takes a path of the code of its own."""
+ESTIMATED = {"mamba"}
+"""A family whose estimate takes the most of the code; the tests of tracing have the layers of the others."""
 
 
 def families(tried: set[str]) -> pytest.MarkDecorator:

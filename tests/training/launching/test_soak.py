@@ -13,11 +13,9 @@ from batchwright.schemas.training import RunOutcome
 from batchwright.training.launching.run_directory import RunPaths
 from tests.support.forked import forked_starts
 from tests.support.soak import (
-    COUNTS,
     UPDATES,
     KilledRun,
     Killer,
-    Moment,
     Planned,
     Reference,
     RunOutput,
@@ -35,12 +33,8 @@ from tests.support.soak import (
     wait_until,
 )
 
-FEW = [
-    plan
-    for plan in planned()
-    if plan.number == COUNTS[plan.moment] // 2 and plan.moment not in {Moment.EDGE, Moment.ANY}
-]
-"""Kills in an update and at both moments of a save, with and without processes that load data."""
+pytestmark = pytest.mark.thorough  # the tests of the trainer and of resumption kill runs too
+
 _ATTEMPTS = 5
 """Most runs until a kill hits its moment; all of them must end alike."""
 
@@ -66,7 +60,7 @@ def test_processes_that_load_data_change_nothing(undisturbed_runs: dict[int, Ref
 
 @pytest.mark.parametrize(
     "plan",
-    [pytest.param(plan, id=str(plan), marks=() if plan in FEW else pytest.mark.thorough) for plan in planned()],
+    [pytest.param(plan, id=str(plan)) for plan in planned()],
 )
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     plan: Planned, undisturbed_runs: dict[int, Reference], tmp_path: Path
@@ -89,7 +83,7 @@ def _is_as_undisturbed(killed_run: KilledRun, reference: RunOutput, workers: int
     assert killed_run.loaders in {None, workers}, killed_run
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_run_resumes_after_a_rank_was_killed(victim: int, tmp_path: Path) -> None:
     """Of two ranks one is killed: the other ends by itself, the result says who, and the run ends bit-equal."""
     found, request = run_recommendation(world_size=2), run_request(processes_per_node=2)
