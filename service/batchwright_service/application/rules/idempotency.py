@@ -1,4 +1,4 @@
-"""Idempotent requests: the first one is stored with the work that it got, which retries get again, as it is then."""
+"""Idempotent requests: retries get the work of the first request, in its present state."""
 
 from __future__ import annotations
 
