@@ -9,14 +9,15 @@ The pipeline of an export:
    makes files, a command, an environment and warnings.
 3. ``rendering`` quotes every value by the rules of the file's format, so that no value can end its string.
 
-``base`` has the documents and the interface of a target. ``spec_advice`` translates the spec for frameworks, and
-``advice`` holds warnings that several targets share.
+``base`` has the documents and the interface of a target. ``spec_advice`` translates the spec for frameworks, and has
+the warnings of the parts that an export leaves to the program. ``advice`` holds other warnings that targets share.
 
 Where to add:
 
 - a target: a module with a `TARGET` in ``frameworks`` or ``launchers``, and a line in ``registry``; then `python
   tests/support/exports/golden.py FORMAT` writes its golden files;
 - a new version of a target: its `versions`, and a branch in its module;
+- a part of a spec: its warning in ``spec_advice``, and the targets that write it or list the warning;
 - an option of exports: `ExportOptions` in ``base``, and `takes` of each target that writes it.
 
 The package may import ``planning``, ``hardware.gpu_lookup``, ``hardware.allocator_env`` and ``schemas``; never torch,

@@ -12,12 +12,15 @@ from batchwright.schemas.base import Document, PositiveInt
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.plans import Plan, PlanSummary
 from batchwright.schemas.recommendation import Advice, Recommendation
+from batchwright.schemas.workload import WorkloadSpec
 
 TargetKind = Literal["framework", "launcher"]
 """`framework`: trains the model and takes the batch sizes. `launcher`: starts the processes and takes the topology."""
 
 PRINTED = described_pattern(r"^[^\x00-\x1f\x7f]*$", "must not contain control characters")
 """Pattern of texts on one line of a file."""
+Warnings = dict[str, str]
+"""Warnings of an export: messages with their remedies, by their codes."""
 _Word = StringConstraints(min_length=1, max_length=1000, pattern=PRINTED)
 
 
@@ -124,6 +127,16 @@ class ExportContext:
     arguments: tuple[str, ...] = ()
     """Launchers: arguments of the framework in ``options.arguments_of``."""
 
+    @property
+    def spec(self) -> WorkloadSpec:
+        """The spec of the recommendation."""
+        return self.recommendation.request.workload
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the CPU was probed."""
+        return self.recommendation.device.kind == "cpu"
+
 
 @dataclass(frozen=True)
 class TargetOutput:
@@ -131,7 +144,7 @@ class TargetOutput:
 
     files: tuple[ExportedFile, ...]
     command: tuple[str, ...] = ()
-    warnings: tuple[Advice, ...] = ()
+    warnings: Warnings = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the target needs, in addition to those of the recommendation."""
 

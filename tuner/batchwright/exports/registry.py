@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from batchwright.errors import ExportError
 from batchwright.exports.advice import OWN_OPTIMIZER, how_to_verify
-from batchwright.exports.base import Export, ExportContext, ExportOptions, Target, TargetPlan
+from batchwright.exports.base import Export, ExportContext, ExportOptions, Target, TargetPlan, Warnings
 from batchwright.exports.frameworks import (
     accelerate,
     axolotl,
@@ -87,19 +87,14 @@ def export(
     _refuse_command(recommendation, target, options)
     plan = _target_plan(recommendation, options, framework or target)
     context = ExportContext(recommendation, plan, _version(target, version), options, (framework or target).name)
-    inherited: tuple[Advice, ...] = ()
+    inherited: Warnings = {}
     if framework is not None and framework.arguments is not None:
         inner = replace(context, version=framework.versions[0])
         context = replace(context, arguments=framework.arguments(inner))
-        inner_warnings = framework.write(inner).warnings
-        theirs = (warning for warning in inner_warnings if warning.code != _STARTED_BY_LAUNCHERS)
-        inherited = (*_omitted_settings(framework), *theirs)
+        inherited = _omitted_settings(framework) | framework.write(inner).warnings
+        inherited.pop(_STARTED_BY_LAUNCHERS, None)
     written = target.write(context)
-    repeated = [advice for advice in recommendation.warnings if advice.code == OWN_OPTIMIZER.code]
-    unused = _unused(target, options, is_command=recommendation.request.command is not None)
-    change = Advice(code="more-steps" if plan.exact else "effective-batch-changed", message=plan.change or "")
-    changes = [change] if plan.change else []
-    of_the_plan = (*repeated, *command_advice(context), *changes, *unused, *_uneven_sizes(target, context))
+    warnings = (*_of_the_plan(target, context).items(), *written.warnings.items(), *inherited.items())
     return Export(
         plan=plan.summary(),
         format=target.name,
@@ -110,7 +105,7 @@ def export(
         files=written.files,
         command=written.command,
         environment={**recommendation.environment, **written.environment},
-        warnings=tuple(dict.fromkeys((*of_the_plan, *written.warnings, *inherited))),
+        warnings=tuple(Advice(code=code, message=message) for code, message in dict.fromkeys(warnings)),
     )
 
 
@@ -124,11 +119,7 @@ def plan_of_target(recommendation: Recommendation, name: str, options: ExportOpt
 
 
 def _refuse_command(recommendation: Recommendation, target: Target, options: ExportOptions) -> None:
-    """Refuse to configure a framework for a command, which has its figures by arguments of its own.
-
-    Raises:
-        ExportError: when the recommendation is for a command, and the target or its options are of a framework.
-    """
+    """Refuse to configure a framework for a command, which has its figures by arguments of its own."""
     if recommendation.request.command is None:
         return
     if options.arguments_of is not None:
@@ -147,44 +138,39 @@ def _refuse_command(recommendation: Recommendation, target: Target, options: Exp
         )
 
 
-def _unused(target: Target, options: ExportOptions, *, is_command: bool) -> tuple[Advice, ...]:
-    """Warn of given options that the target does not use; a command has updates in place of a script."""
-    given = options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
+def _of_the_plan(target: Target, context: ExportContext) -> Warnings:
+    """Warn of what the program has to know of the plan, whatever the target."""
+    plan, is_command, earlier = context.plan, context.recommendation.request.command is not None, OWN_OPTIMIZER.code
+    found = {each.code: each.message for each in context.recommendation.warnings if each.code == earlier}
+    found |= command_advice(context)
+    if plan.change:
+        found["more-steps" if plan.exact else "effective-batch-changed"] = plan.change
+    given = context.options.model_dump(exclude={"allow_inexact", "arguments_of"}, exclude_defaults=True)
     takes = (target.takes - {"script"}) | {"updates"} if is_command else target.takes
-    names = [name for name in given if name not in takes]
-    if not names:
-        return ()
-    listed = ", ".join(f"`{name}`" for name in names)
-    message = f"An export to {target.title} does not use {listed}."
-    return (Advice(code="option-not-used", message=message),)
-
-
-def _uneven_sizes(target: Target, context: ExportContext) -> tuple[Advice, ...]:
-    """Warn a program that reads the launcher's variables that micro-batches differ in size."""
-    plan = context.plan
+    if unused := [f"`{name}`" for name in given if name not in takes]:
+        found["option-not-used"] = f"An export to {target.title} does not use {', '.join(unused)}."
     repeated = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.world_size
-    if target.kind == "framework" or context.arguments or repeated == plan.effective_batch_size:
-        return ()
-    message = (
-        f"Micro-batches are not all of one size: a program that repeats {plan.micro_batch_size} samples in "
-        f"{plan.gradient_accumulation_steps} steps on every rank trains {repeated} samples per update, not "
-        f"{plan.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
-        "micro-batches of at most BATCHWRIGHT_MICRO_BATCH_SIZE, as Batchwright's engine does, or name the framework "
-        "in `arguments_of`."
-    )
-    return (Advice(code="micro-batches-differ", message=message),)
+    if target.kind == "launcher" and not context.arguments and repeated != plan.effective_batch_size:
+        found["micro-batches-differ"] = (
+            f"Micro-batches are not all of one size: a program that repeats {plan.micro_batch_size} samples in "
+            f"{plan.gradient_accumulation_steps} steps on every rank trains {repeated} samples per update, not "
+            f"{plan.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
+            "micro-batches of at most BATCHWRIGHT_MICRO_BATCH_SIZE, as Batchwright's engine does, or name the "
+            "framework in `arguments_of`."
+        )
+    return found
 
 
-def _omitted_settings(framework: Target) -> tuple[Advice, ...]:
+def _omitted_settings(framework: Target) -> Warnings:
     """Warn of settings of the framework's file that its command line does not include."""
-    if not framework.arguments_leave:
-        return ()
-    message = (
-        f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
-        f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
-        "program reads, and name that file in the command."
-    )
-    return (Advice(code="figures-alone", message=message),)
+    found: Warnings = {}
+    if framework.arguments_leave:
+        found["figures-alone"] = (
+            f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
+            f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
+            "program reads, and name that file in the command."
+        )
+    return found
 
 
 def _framework(target: Target, options: ExportOptions) -> Target | None:

@@ -90,11 +90,6 @@ def program_path(script: str) -> str:
     return f"./{script}" if script.startswith("-") else script
 
 
-def shell_words(words: tuple[str, ...]) -> str:
-    """Quote words for a POSIX shell."""
-    return shlex.join(words)
-
-
 def export_lines(environment: Mapping[str, str]) -> str:
     """``export`` lines of a POSIX shell script."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in checked_environment(environment).items())
@@ -103,7 +98,7 @@ def export_lines(environment: Mapping[str, str]) -> str:
 def variables_to_unset(context: ExportContext) -> tuple[str, ...]:
     """Names of allocator settings that the probes did not have, which the job must not have either."""
     recommendation = context.recommendation
-    if recommendation.device.kind != "cuda":
+    if context.on_cpu:
         return ()
     return tuple(name for name in CUDA_ALLOCATOR_VARIABLES if name not in recommendation.environment)
 

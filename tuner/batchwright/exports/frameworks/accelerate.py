@@ -7,33 +7,22 @@ from ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS``, which wins over the argument of
 
 from __future__ import annotations
 
+import shlex
+
 from pydantic import JsonValue
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import (
     export_lines,
     origin,
     plan_variables,
     program_path,
     script_file,
-    shell_words,
     unset_line,
     yaml_file,
 )
-from batchwright.exports.spec_advice import (
-    checkpointing_in_code,
-    dropped_samples,
-    lower_precision_in_code,
-    nodes,
-    of_the_workload,
-    on_cpu,
-    optimizer_in_code,
-    schedule_in_code,
-    spec_of,
-    token_weighting,
-)
+from batchwright.exports.spec_advice import OF_THE_WORKLOAD, dropped_samples, left_out, nodes, token_weighting
 from batchwright.schemas.optimizer import ScheduleSpec
-from batchwright.schemas.recommendation import Advice
 from batchwright.schemas.workload import TransformersModel
 
 _CONFIG, _LAUNCH = "accelerate.yaml", "launch.sh"
@@ -51,7 +40,7 @@ def _write(context: ExportContext) -> TargetOutput:
 
 def _configuration(context: ExportContext) -> dict[str, JsonValue]:
     """Fields of ``ClusterConfig``."""
-    spec = spec_of(context)
+    spec = context.spec
     machines, _ = nodes(context)
     return {
         "compute_environment": "LOCAL_MACHINE",
@@ -60,7 +49,7 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
         "num_machines": machines,
         "machine_rank": 0,
         "mixed_precision": _PRECISIONS[spec.precision],
-        "use_cpu": on_cpu(context),
+        "use_cpu": context.on_cpu,
         "main_training_function": "main",
         "rdzv_backend": "static",
         "same_network": True,
@@ -74,13 +63,13 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
 def _kind(context: ExportContext) -> str:
     if context.plan.world_size == 1:
         return "NO"
-    if on_cpu(context):
+    if context.on_cpu:
         return "MULTI_CPU"
-    return "FSDP" if spec_of(context).parallelism.strategy == "fsdp" else "MULTI_GPU"
+    return "FSDP" if context.spec.parallelism.strategy == "fsdp" else "MULTI_GPU"
 
 
 def _sharding(context: ExportContext) -> dict[str, JsonValue]:
-    spec = spec_of(context)
+    spec = context.spec
     by_block = isinstance(spec.model, TransformersModel)  # the library's models name their blocks
     return {
         "fsdp_version": 2,
@@ -93,44 +82,62 @@ def _sharding(context: ExportContext) -> dict[str, JsonValue]:
 def _launch(context: ExportContext, variables: dict[str, str]) -> str:
     script = program_path(context.options.script)
     command: tuple[str, ...] = ("accelerate", "launch", "--config_file", _CONFIG, script)
-    if _kind(context) == "MULTI_CPU":
-        variables = {**variables, **_read_from_environment(context)}
+    if _kind(context) == "MULTI_CPU":  # without MPI, `accelerate launch` would start one rank
+        spec = context.spec
+        compiled = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"} if spec.compile else {}
+        own = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": _PRECISIONS[spec.precision]}
+        variables = {**variables, **own, **compiled}  # that `accelerate launch` sets for its processes
         machines, processes = nodes(context)
         where = f"--nnodes={machines}" if machines > 1 else "--standalone"
         command = ("torchrun", where, f"--nproc-per-node={processes}", script)
     settings = f"{unset_line(context)}{export_lines(variables)}"
-    return f'#!/bin/sh\n{origin(context)}set -eu\n{settings}exec {shell_words(command)} "$@"\n'
-
-
-# --- ranks on CPUs: without MPI, `accelerate launch` would start one ---
-
-
-def _read_from_environment(context: ExportContext) -> dict[str, str]:
-    """Environment variables that `accelerate launch` sets for its processes."""
-    spec = spec_of(context)
-    compiled = {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"} if spec.compile else {}
-    return {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": _PRECISIONS[spec.precision], **compiled}
+    return f'#!/bin/sh\n{origin(context)}set -eu\n{settings}exec {shlex.join(command)} "$@"\n'
 
 
 # --- warnings ---
 
 
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    sharded = _kind(context) == "FSDP"
-    return (
-        Advice(code="data-loader-batch", message=_describe_loader(context)),
-        *_tokens(context),
-        _tail(context),
-        _clipping(context),
-        optimizer_in_code(context),
-        *schedule_in_code(context),
-        *_schedule_of_ranks(context),
-        *(() if sharded else checkpointing_in_code(context)),
-        *lower_precision_in_code(context),
-        *_on_cpus(context),
-        *_machines(context),
-        *of_the_workload(context),
+def _warnings(context: ExportContext) -> Warnings:
+    found: Warnings = {}
+    found["data-loader-batch"] = _describe_loader(context)
+    plan, kind, norm = context.plan, _kind(context), context.spec.gradient_clipping
+    factor = " * ".join(str(item) for item in (plan.gradient_accumulation_steps, plan.world_size))
+    message = (
+        "`accelerator.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean "
+        "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
+        f"its first pass, and give it `loss_sum * {factor} / tokens_of_the_window`."
     )
+    found |= token_weighting(context, message)
+    found["tail-window"] = (
+        "The last update of an epoch is made with the micro-batches that are left, each divided by "
+        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        f"{plan.effective_batch_size} samples. {dropped_samples(context, '`drop_last`')}"
+    )
+    if norm is None:
+        message = "Gradients were not clipped where it was measured: leave `accelerator.clip_grad_norm_` out."
+    else:
+        message = (
+            f"Clip in your loop, once per update: `if accelerator.sync_gradients: accelerator.clip_grad_norm_("
+            f"model.parameters(), {norm!r})`."
+        )
+    found["gradient-clipping"] = message
+    found |= left_out(context, "optimizer-in-code", "schedule-in-code")
+    if plan.world_size > 1 and context.spec.schedule != ScheduleSpec():
+        found["schedule-steps-per-rank"] = (
+            f"A scheduler that went through `accelerator.prepare` makes {plan.world_size} steps (one for each rank) "
+            "per update, and is at its end after a part of the run: leave it out of `prepare` and step it once per "
+            "update, where `accelerator.sync_gradients` is true."
+        )
+    if kind != "FSDP":
+        found |= left_out(context, "activation-checkpointing-in-code")
+    found |= left_out(context, "model-dtype")
+    if kind == "MULTI_CPU":
+        found["ranks-on-cpu"] = (
+            "On CPUs `accelerate launch` starts one process unless MPI is configured, regardless of `num_processes`, "
+            f"and the effective batch shrinks to a rank's: {_LAUNCH} uses torchrun."
+        )
+    found |= _several_machines(context)
+    return found | left_out(context, *OF_THE_WORKLOAD)
 
 
 def _describe_loader(context: ExportContext) -> str:
@@ -142,73 +149,17 @@ def _describe_loader(context: ExportContext) -> str:
     )
 
 
-def _tokens(context: ExportContext) -> tuple[Advice, ...]:
-    plan = context.plan
-    factor = " * ".join(str(item) for item in (plan.gradient_accumulation_steps, plan.world_size))
-    message = (
-        "`accelerator.backward` divides each micro-batch's loss by the accumulation steps, so an update takes the mean "
-        "of means: tokens of short micro-batches count for more. Count the tokens of the window over all ranks before "
-        f"its first pass, and give it `loss_sum * {factor} / tokens_of_the_window`."
-    )
-    return token_weighting(context, message)
-
-
-def _tail(context: ExportContext) -> Advice:
-    plan = context.plan
-    message = (
-        f"The last update of an epoch is made with the micro-batches that are left, each divided by "
-        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
-        f"{plan.effective_batch_size} samples. {dropped_samples(context, '`drop_last`')}"
-    )
-    return Advice(code="tail-window", message=message)
-
-
-def _clipping(context: ExportContext) -> Advice:
-    norm = spec_of(context).gradient_clipping
-    if norm is None:
-        message = "Gradients were not clipped where it was measured: leave `accelerator.clip_grad_norm_` out."
-    else:
-        message = (
-            f"Clip in your loop, once per update: `if accelerator.sync_gradients: accelerator.clip_grad_norm_("
-            f"model.parameters(), {norm!r})`."
-        )
-    return Advice(code="gradient-clipping", message=message)
-
-
-def _schedule_of_ranks(context: ExportContext) -> tuple[Advice, ...]:
-    """Warn of the scheduler steps that `AcceleratedScheduler.step` makes without `split_batches`."""
-    ranks = context.plan.world_size
-    if ranks == 1 or spec_of(context).schedule == ScheduleSpec():
-        return ()
-    message = (
-        f"A scheduler that went through `accelerator.prepare` makes {ranks} steps (one for each rank) per update, and "
-        "is at its end after a part of the run: leave it out of `prepare` and step it once per update, where "
-        "`accelerator.sync_gradients` is true."
-    )
-    return (Advice(code="schedule-steps-per-rank", message=message),)
-
-
-def _on_cpus(context: ExportContext) -> tuple[Advice, ...]:
-    if _kind(context) != "MULTI_CPU":
-        return ()
-    message = (
-        f"On CPUs `accelerate launch` starts one process unless MPI is configured, regardless of `num_processes`, and "
-        f"the effective batch shrinks to a rank's: {_LAUNCH} uses torchrun."
-    )
-    return (Advice(code="ranks-on-cpu", message=message),)
-
-
-def _machines(context: ExportContext) -> tuple[Advice, ...]:
+def _several_machines(context: ExportContext) -> Warnings:
+    found: Warnings = {}
     machines, _ = nodes(context)
-    if machines == 1:
-        return ()
-    gpu = "`--machine_rank`, `--main_process_ip` and `--main_process_port`"
-    options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if on_cpu(context) else gpu
-    message = (
-        f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with {options} put before the script's name in "
-        f"{_LAUNCH}."
-    )
-    return (Advice(code="several-machines", message=message),)
+    if machines > 1:
+        gpu = "`--machine_rank`, `--main_process_ip` and `--main_process_port`"
+        options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if context.on_cpu else gpu
+        found["several-machines"] = (
+            f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with {options} put before the script's "
+            f"name in {_LAUNCH}."
+        )
+    return found
 
 
 TARGET = Target(

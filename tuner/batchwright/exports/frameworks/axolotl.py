@@ -5,11 +5,10 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from batchwright.exports import advice
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import yaml_file
-from batchwright.exports.spec_advice import TRAINER_NAMES, products_in_8_bits, spec_of, writable_adapter
+from batchwright.exports.spec_advice import TRAINER_NAMES, Part, products_in_8_bits, writable_adapter
 from batchwright.schemas.model.adapter import LoraAdapter
-from batchwright.schemas.recommendation import Advice
 from batchwright.schemas.workload import TransformersModel
 
 
@@ -22,7 +21,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _settings(context: ExportContext) -> dict[str, JsonValue]:
-    spec = context.recommendation.request.workload
+    spec = context.spec
     settings: dict[str, JsonValue] = {**_batch(context), "auto_find_batch_size": False}
     if spec.batch.sequence_length is not None:
         settings["sequence_len"] = spec.batch.sequence_length
@@ -41,13 +40,13 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
 
 def _attention(context: ExportContext) -> str:
     """The attention of the spec, or `sdpa`: by default axolotl has none that keeps records apart."""
-    model = spec_of(context).model
+    model = context.spec.model
     return str(model.config.get("attn_implementation", "sdpa")) if isinstance(model, TransformersModel) else "sdpa"
 
 
 def _preference(context: ExportContext) -> dict[str, JsonValue]:
     """The keys of preference pairs; none for smoothed labels, which axolotl hands to a loss of TRL that has none."""
-    preference = spec_of(context).preference
+    preference = context.spec.preference
     if preference is None or preference.label_smoothing:
         return {}
     return {"rl": "dpo", "rl_beta": preference.beta, "dpo_loss_type": [preference.loss]}
@@ -92,61 +91,42 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
     return tuple(f"--{name.replace('_', '-')}={value}" for name, value in _batch(context).items())
 
 
-def _packing_attention(context: ExportContext) -> tuple[Advice, ...]:
-    """Name the attention that a packed micro-batch was measured with."""
-    spec = spec_of(context)
-    if spec.batch.packing != "bfd":
-        return ()
-    message = (
-        f"`attn_implementation: {_attention(context)}` keeps records apart in rows of {spec.batch.sequence_length} "
-        "tokens, as was measured (`eager` does for models without `sdpa`). Without that key records see each other. "
-        "With `flash_attention_2` or `flex_attention` axolotl joins a micro-batch into one row, whose memory was not "
-        "measured."
+def _warnings(context: ExportContext) -> Warnings:
+    spec, length = context.spec, context.spec.batch.sequence_length
+    written: set[Part] = {"optimizer-not-written"}
+    written |= {"adapter-in-code"} if writable_adapter(context) else set()
+    written |= {"preference-in-code"} if _preference(context) else set()
+    found = advice.measured_elsewhere(context, "axolotl", written)
+    if _preference(context):
+        found |= advice.without_dropout("axolotl")
+    found |= advice.packing(context, "`sample_packing: true`", is_written=True)
+    if spec.batch.packing == "bfd":
+        found["packing-attention"] = (
+            f"`attn_implementation: {_attention(context)}` keeps records apart in rows of {length} tokens, as was "
+            "measured (`eager` does for models without `sdpa`). Without that key records see each other. With "
+            "`flash_attention_2` or `flex_attention` axolotl joins a micro-batch into one row, whose memory was not "
+            "measured."
+        )
+    found |= products_in_8_bits(context, "axolotl")
+    found |= advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`")
+    found["drop-batch-size"] = (
+        "The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
+        "`gradient_accumulation_steps`."
     )
-    return (Advice(code="packing-attention", message=message),)
-
-
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.workload
-    found = [
-        *advice.measured_elsewhere(
-            context,
-            "axolotl",
-            writes_adapter=writable_adapter(context) is not None,
-            writes_optimizer=True,
-            writes_preference=bool(_preference(context)),
-        ),
-        *(advice.without_dropout(context, "axolotl") if _preference(context) else ()),
-        *advice.packing(context, "`sample_packing: true`", is_written=True),
-        *_packing_attention(context),
-        *products_in_8_bits(context, "axolotl"),
-        advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`"),
-        Advice(
-            code="drop-batch-size",
-            message="The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
-            "`gradient_accumulation_steps`.",
-        ),
-    ]
-    if spec.batch.sequence_length is not None:
-        found.append(
-            Advice(
-                code="longer-samples-dropped",
-                message=f"Samples above `sequence_len` ({spec.batch.sequence_length} tokens) are dropped; set "
-                "`excess_length_strategy: truncate` to cut them instead.",
-            )
+    if length is not None:
+        found["longer-samples-dropped"] = (
+            f"Samples above `sequence_len` ({length} tokens) are dropped; set `excess_length_strategy: truncate` to "
+            "cut them instead."
         )
     if context.plan.world_size > 1:
-        found.append(
-            Advice(
-                code="token-weighting",
-                message="axolotl turns `average_tokens_across_devices` off: each rank's loss is averaged over its own "
-                "tokens, so that ranks with fewer labelled tokens weigh as much. Sequences of equal length are exact.",
-            )
+        found["token-weighting"] = (
+            "axolotl turns `average_tokens_across_devices` off: each rank's loss is averaged over its own tokens, so "
+            "that ranks with fewer labelled tokens weigh as much. Sequences of equal length are exact."
         )
     if spec.precision.endswith("mixed"):
         is_here = "`bf16: true` and `fp16: true` also load the weights in 16 bits."
-        found.append(advice.precision_differs(context, is_here=is_here))
-    return tuple(found)
+        found |= advice.precision_differs(context, is_here)
+    return found
 
 
 TARGET = Target(

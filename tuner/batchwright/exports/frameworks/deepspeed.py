@@ -9,19 +9,9 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import json_file
-from batchwright.exports.spec_advice import (
-    checkpointing_in_code,
-    compile_in_code,
-    learning_rate,
-    of_the_workload,
-    optimizer_in_code,
-    schedule_in_code,
-    spec_of,
-    token_weighting,
-)
-from batchwright.schemas.recommendation import Advice
+from batchwright.exports.spec_advice import OF_THE_WORKLOAD, left_out, token_weighting
 
 _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _ADAMS = frozenset({"adam", "adamw"})
@@ -44,7 +34,7 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
 
     Its own ``bf16`` and ``fp16`` keep parameters in the lower precision beside fp32 copies: other memory.
     """
-    spec, plan = spec_of(context), context.plan
+    spec, plan = context.spec, context.plan
     dtype = _AUTOCAST.get(spec.precision)
     sharded = spec.parallelism.strategy == "fsdp" and plan.world_size > 1
     return {
@@ -63,67 +53,40 @@ def _configuration(context: ExportContext) -> dict[str, JsonValue]:
 
 def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
     """The optimizer: torch's own, not DeepSpeed's fused kernels, which were not measured."""
-    optimizer = spec_of(context).optimizer
+    optimizer = context.spec.optimizer
     arguments = optimizer.torch_arguments()
     if optimizer.name in _ADAMS:
         arguments |= {"torch_adam": True, "adam_w_mode": optimizer.name == "adamw"}
     return {"type": optimizer.torch_class, "params": arguments}
 
 
-# --- warnings ---
-
-
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    return (
-        _processes(context),
-        _loader(context),
-        *token_weighting(context, _TOKENS),
-        _tail(context),
-        *_lower_precision(context),
-        *learning_rate(context),
-        *schedule_in_code(context),
-        *checkpointing_in_code(context),
-        *compile_in_code(context),
-        *([] if spec_of(context).optimizer.is_of_torch else [optimizer_in_code(context)]),
-        *of_the_workload(context),
-    )
-
-
-def _processes(context: ExportContext) -> Advice:
+def _warnings(context: ExportContext) -> Warnings:
+    found: Warnings = {}
     plan = context.plan
-    message = (
+    found["world-size"] = (
         f"Start exactly {plan.world_size} data-parallel rank(s): DeepSpeed refuses the configuration unless "
         f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps} x ranks is {plan.effective_batch_size}."
     )
-    return Advice(code="world-size", message=message)
-
-
-def _loader(context: ExportContext) -> Advice:
-    message = (
+    found["data-loader-batch"] = (
         "A DataLoader of your own (not `training_data=` of `deepspeed.initialize`) needs "
-        f"`batch_size={context.plan.micro_batch_size}, drop_last=True`: DeepSpeed counts micro-batches, not samples."
+        f"`batch_size={plan.micro_batch_size}, drop_last=True`: DeepSpeed counts micro-batches, not samples."
     )
-    return Advice(code="data-loader-batch", message=message)
-
-
-def _tail(context: ExportContext) -> Advice:
-    plan = context.plan
-    message = (
+    found |= token_weighting(context, _TOKENS)
+    found["tail-window"] = (
         f"DeepSpeed steps after each {plan.gradient_accumulation_steps} micro-batches and knows no epochs: the "
         "samples left of one join the first update of the next, and those left at the end never count. Cut the epoch "
         f"to a multiple of {plan.effective_batch_size} samples if an update must not span two."
     )
-    return Advice(code="tail-window", message=message)
-
-
-def _lower_precision(context: ExportContext) -> tuple[Advice, ...]:
-    if spec_of(context).precision != "bf16":
-        return ()
-    message = (
-        "Parameters, gradients and the optimizer's state in bf16 were measured: hand over `model.to(torch.bfloat16)`, "
-        "and leave `bf16` off, which would add fp32 copies of all parameters."
-    )
-    return (Advice(code="model-dtype", message=message),)
+    if context.spec.precision == "bf16":
+        found["model-dtype"] = (
+            "Parameters, gradients and the optimizer's state in bf16 were measured: hand over "
+            "`model.to(torch.bfloat16)`, and leave `bf16` off, which would add fp32 copies of all parameters."
+        )
+    found |= left_out(context, "default-learning-rate", "schedule-in-code")
+    found |= left_out(context, "activation-checkpointing-in-code", "compile-in-code")
+    if not context.spec.optimizer.is_of_torch:
+        found |= left_out(context, "optimizer-in-code")
+    return found | left_out(context, *OF_THE_WORKLOAD)
 
 
 TARGET = Target(

@@ -7,21 +7,9 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import json_word, yaml_file
-from batchwright.exports.spec_advice import (
-    checkpointing_in_code,
-    compile_in_code,
-    dropped_samples,
-    nodes,
-    of_the_workload,
-    on_cpu,
-    optimizer_in_code,
-    schedule_in_code,
-    spec_of,
-    token_weighting,
-)
-from batchwright.schemas.recommendation import Advice
+from batchwright.exports.spec_advice import OF_THE_WORKLOAD, dropped_samples, left_out, nodes, token_weighting
 from batchwright.schemas.workload import Precision
 
 PRECISIONS: dict[Precision, str] = {
@@ -44,19 +32,19 @@ def _write(context: ExportContext) -> TargetOutput:
         "Read by `LightningCLI(Model, DataModule)`: python train.py fit --config lightning.yaml",
         "or by hand: Trainer(**settings['trainer']), DataModule(**settings['data']).",
     )
-    document: dict[str, JsonValue] = {"trainer": _trainer(context), "data": _data(context)}
+    document: dict[str, JsonValue] = {**_settings(context)}
     return TargetOutput(
         (yaml_file("lightning.yaml", context, document, comments=comments),), warnings=_warnings(context)
     )
 
 
-def _trainer(context: ExportContext) -> dict[str, JsonValue]:
-    """Keyword arguments of ``Trainer``."""
-    spec = spec_of(context)
+def _settings(context: ExportContext) -> dict[str, dict[str, JsonValue]]:
+    """Keyword arguments of ``Trainer`` and of the DataModule."""
+    spec = context.spec
     machines, devices = nodes(context)
     strategy = "fsdp" if _sharded(context) and not _cannot_clip(context) else "ddp"
-    return {
-        "accelerator": "cpu" if on_cpu(context) else "gpu",
+    trainer: dict[str, JsonValue] = {
+        "accelerator": "cpu" if context.on_cpu else "gpu",
         "devices": devices,
         "num_nodes": machines,
         "strategy": strategy if context.plan.world_size > 1 else "auto",
@@ -65,74 +53,45 @@ def _trainer(context: ExportContext) -> dict[str, JsonValue]:
         "gradient_clip_val": spec.gradient_clipping,
         **({"gradient_clip_algorithm": "norm"} if spec.gradient_clipping else {}),
     }
+    return {"trainer": trainer, "data": {"batch_size": context.plan.micro_batch_size}}
 
 
 def _sharded(context: ExportContext) -> bool:
-    return spec_of(context).parallelism.strategy == "fsdp" and not on_cpu(context)
+    return context.spec.parallelism.strategy == "fsdp" and not context.on_cpu
 
 
 def _cannot_clip(context: ExportContext) -> bool:
     """Return whether the strategy is replaced: Lightning's FSDP cannot clip by norm (``FSDPPrecision``)."""
-    return _sharded(context) and spec_of(context).gradient_clipping is not None
-
-
-def _data(context: ExportContext) -> dict[str, JsonValue]:
-    """Keyword arguments of the DataModule."""
-    return {"batch_size": context.plan.micro_batch_size}
+    return _sharded(context) and context.spec.gradient_clipping is not None
 
 
 def _arguments(context: ExportContext) -> tuple[str, ...]:
-    sections = {"trainer": _trainer(context), "data": _data(context)}
-    return (
-        "fit",
-        *(f"--{name}.{key}={json_word(value)}" for name, values in sections.items() for key, value in values.items()),
-    )
+    settings = _settings(context).items()
+    words = (f"--{name}.{key}={json_word(value)}" for name, values in settings for key, value in values.items())
+    return ("fit", *words)
 
 
-# --- warnings ---
-
-
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    return (
-        _loader(context),
-        *token_weighting(context, _TOKENS),
-        _tail(context),
-        *_unsharded(context),
-        optimizer_in_code(context),
-        *schedule_in_code(context),
-        *checkpointing_in_code(context),
-        *compile_in_code(context),
-        *of_the_workload(context),
-    )
-
-
-def _loader(context: ExportContext) -> Advice:
-    message = (
-        f"The micro-batch is your DataModule's: pass `batch_size` on to the training DataLoader (with "
-        f"`drop_last=True`), {context.plan.micro_batch_size} samples on every rank."
-    )
-    return Advice(code="data-loader-batch", message=message)
-
-
-def _tail(context: ExportContext) -> Advice:
+def _warnings(context: ExportContext) -> Warnings:
+    found: Warnings = {}
     plan = context.plan
-    message = (
-        f"The last update of an epoch is made with the micro-batches that are left, each divided by "
+    found["data-loader-batch"] = (
+        "The micro-batch is your DataModule's: pass `batch_size` on to the training DataLoader (with "
+        f"`drop_last=True`), {plan.micro_batch_size} samples on every rank."
+    )
+    found |= token_weighting(context, _TOKENS)
+    found["tail-window"] = (
+        "The last update of an epoch is made with the micro-batches that are left, each divided by "
         f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
         f"{plan.effective_batch_size} samples, or make `limit_train_batches` a multiple of "
         f"{plan.gradient_accumulation_steps}. {dropped_samples(context, '`drop_last`')}"
     )
-    return Advice(code="tail-window", message=message)
-
-
-def _unsharded(context: ExportContext) -> tuple[Advice, ...]:
-    if not _cannot_clip(context):
-        return ()
-    message = (
-        "The strategy is `ddp` instead of `fsdp`, which cannot clip by norm in Lightning. A whole copy of the model on "
-        "each device was measured, so it fits."
-    )
-    return (Advice(code="sharding-left-out", message=message),)
+    if _cannot_clip(context):
+        found["sharding-left-out"] = (
+            "The strategy is `ddp` instead of `fsdp`, which cannot clip by norm in Lightning. A whole copy of the "
+            "model on each device was measured, so it fits."
+        )
+    found |= left_out(context, "optimizer-in-code", "schedule-in-code")
+    return found | left_out(context, "activation-checkpointing-in-code", "compile-in-code", *OF_THE_WORKLOAD)
 
 
 TARGET = Target(

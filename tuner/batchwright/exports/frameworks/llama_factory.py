@@ -5,11 +5,10 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from batchwright.exports import advice
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import yaml_file
-from batchwright.exports.spec_advice import TRAINER_NAMES, products_in_8_bits, spec_of, writable_adapter
+from batchwright.exports.spec_advice import TRAINER_NAMES, Part, products_in_8_bits, writable_adapter
 from batchwright.schemas.model.adapter import LoraAdapter
-from batchwright.schemas.recommendation import Advice
 
 _V1 = "v1"
 _PRECISIONS: dict[str, dict[str, JsonValue]] = {
@@ -31,7 +30,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _settings(context: ExportContext) -> dict[str, JsonValue]:
-    spec = context.recommendation.request.workload
+    spec = context.spec
     settings: dict[str, JsonValue] = {**_batch(context)}
     if spec.batch.sequence_length is not None:
         settings["cutoff_len"] = spec.batch.sequence_length
@@ -52,7 +51,7 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
 
 def _preference(context: ExportContext) -> dict[str, JsonValue]:
     """The keys of preference pairs for the trainer of 0.9, whose losses are those of the spec."""
-    preference = spec_of(context).preference
+    preference = context.spec.preference
     if preference is None:
         return {}
     smoothing: dict[str, JsonValue] = {"dpo_label_smoothing": preference.label_smoothing}
@@ -101,85 +100,57 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in _batch(context).items())
 
 
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.workload
-    found = [
-        *advice.measured_elsewhere(
-            context,
-            "LLaMA-Factory",
-            writes_adapter=bool(_adapter(context)),
-            writes_optimizer=context.version != _V1,
-            writes_preference=context.version != _V1,
-        )
-    ]
+def _warnings(context: ExportContext) -> Warnings:
+    spec, is_v1 = context.spec, context.version == _V1
+    written: set[Part] = set() if is_v1 else {"optimizer-not-written", "preference-in-code"}
+    written |= {"adapter-in-code"} if _adapter(context) else set()
+    found = advice.measured_elsewhere(context, "LLaMA-Factory", written)
     if spec.batch.sequence_length is not None:
-        is_shared = spec.preference is not None and context.version != _V1
+        is_shared = spec.preference is not None and not is_v1
         shared = ", prompt and completions alike: those of the spec at the end" if is_shared else ""
-        found.append(
-            Advice(
-                code="longer-samples-cut",
-                message=f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens){shared}.",
-            )
-        )
-    return (*found, *(_warnings_of_v1(context) if context.version == _V1 else _warnings_of_0_9(context)))
+        found["longer-samples-cut"] = f"Samples are cut at `cutoff_len` ({spec.batch.sequence_length} tokens){shared}."
+    return found | (_warnings_of_v1(context) if is_v1 else _warnings_of_0_9(context))
 
 
-def _warnings_of_0_9(context: ExportContext) -> list[Advice]:
-    ranks = context.plan.world_size
-    message = (
+def _warnings_of_0_9(context: ExportContext) -> Warnings:
+    found: Warnings = {}
+    ranks, batch = context.plan.world_size, context.spec.batch
+    found["world-size"] = (
         f"The file does not hold the number of ranks: start exactly {ranks} (`llamafactory-cli` starts one for each "
         f"device that it sees: `NPROC_PER_NODE={ranks}`, with as many `CUDA_VISIBLE_DEVICES`), or the effective batch "
         f"is another than {context.plan.effective_batch_size}."
     )
-    return [
-        Advice(code="world-size", message=message),
-        *advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True),
-        *_packing_stage(context),
-        *advice.without_dropout(context, "LLaMA-Factory"),
-        *products_in_8_bits(context, "LLaMA-Factory"),
-    ]
+    found |= advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True)
+    if batch.packing == "bfd":
+        found["packing-stage"] = (
+            "`neat_packing`, which keeps records apart, is of `stage: sft` alone: with another stage LLaMA-Factory "
+            f"refuses the file. It pads a sequence to `cutoff_len` + 1 tokens, and {batch.sequence_length} were "
+            "measured. Leave `flash_attn` at `auto` or `sdpa`: with `fa2` a micro-batch has to be of one sequence."
+        )
+    if context.spec.preference is not None:
+        found |= advice.without_dropout("LLaMA-Factory")
+    return found | products_in_8_bits(context, "LLaMA-Factory")
 
 
-def _packing_stage(context: ExportContext) -> tuple[Advice, ...]:
-    """Name the stage and the attention with which the written packing is possible."""
-    batch = spec_of(context).batch
-    if batch.packing != "bfd":
-        return ()
-    message = (
-        "`neat_packing`, which keeps records apart, is of `stage: sft` alone: with another stage LLaMA-Factory refuses "
-        f"the file. It pads a sequence to `cutoff_len` + 1 tokens, and {batch.sequence_length} were measured. Leave "
-        "`flash_attn` at `auto` or `sdpa`: with `fa2` a micro-batch has to be of one sequence."
+def _warnings_of_v1(context: ExportContext) -> Warnings:
+    found: Warnings = {}
+    found["needs-use-v1"] = (
+        "These keys are those of the new trainer: run `llamafactory-cli` with `USE_V1=1` in the environment."
     )
-    return (Advice(code="packing-stage", message=message),)
-
-
-def _batching_of_v1(context: ExportContext) -> Advice:
-    if spec_of(context).batch.packing is not None:
-        message = (
+    if context.spec.batch.packing is not None:
+        found["packing-not-written"] = (
             "The spec packs records into sequences of equal length, which the new trainer does not: export for the "
             "trainer of 0.9, or tune without packing."
         )
-        return Advice(code="packing-not-written", message=message)
-    message = (
-        "Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective batch then "
-        "varies."
-    )
-    return Advice(code="packing-changes-samples", message=message)
-
-
-def _warnings_of_v1(context: ExportContext) -> list[Advice]:
-    found = [
-        Advice(
-            code="needs-use-v1",
-            message="These keys are those of the new trainer: run `llamafactory-cli` with `USE_V1=1` in the "
-            "environment.",
-        ),
-        _batching_of_v1(context),
-        advice.data_parallel_ranks(context, "`cp_size`"),
-    ]
-    if context.recommendation.request.workload.precision != "fp32":
+    else:
+        found["packing-changes-samples"] = (
+            "Leave `batching_strategy` at `normal`: the others fill micro-batches by tokens, and the effective batch "
+            "then varies."
+        )
+    found |= advice.data_parallel_ranks(context, "`cp_size`")
+    if context.spec.precision != "fp32":
         is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
-        found.append(advice.precision_differs(context, is_here=is_here))
+        found |= advice.precision_differs(context, is_here)
     return found
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 from batchwright.exports import advice
-from batchwright.exports.base import ExportContext, Target, TargetOutput
-from batchwright.exports.rendering import export_lines, origin, script_file, shell_words, unset_line
-from batchwright.schemas.recommendation import Advice
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
+from batchwright.exports.rendering import export_lines, origin, script_file, unset_line
 
 
 def _arguments(context: ExportContext) -> tuple[str, ...]:
-    spec, plan = context.recommendation.request.workload, context.plan
+    spec, plan = context.spec, context.plan
     words = [
         f"--micro-batch-size={plan.micro_batch_size}",
         f"--global-batch-size={plan.effective_batch_size}",
@@ -23,7 +24,7 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 
 def _write(context: ExportContext) -> TargetOutput:
-    lines = "".join(f"  {shell_words((word,))}\n" for word in _arguments(context))
+    lines = "".join(f"  {shlex.quote(word)}\n" for word in _arguments(context))
     content = (
         f"{origin(context)}"
         "# To be sourced by a bash script that then passes them on:\n"
@@ -34,34 +35,27 @@ def _write(context: ExportContext) -> TargetOutput:
     return TargetOutput((script_file("megatron_arguments.sh", content),), warnings=_warnings(context))
 
 
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec, plan = context.recommendation.request.workload, context.plan
-    found = [
-        *advice.measured_elsewhere(context, "Megatron-LM"),
-        advice.data_parallel_ranks(context, "tensor x pipeline x context parallel size"),
-        Advice(
-            code="batch-size-schedules",
-            message="`--rampup-batch-size` and `--step-batch-size-schedule` begin with another effective batch, and "
-            "`--decrease-batch-size-if-needed` lowers it without a word: leave them out to train with "
-            f"{plan.effective_batch_size} samples per update.",
-        ),
-    ]
+def _warnings(context: ExportContext) -> Warnings:
+    spec, plan = context.spec, context.plan
+    found = advice.measured_elsewhere(context, "Megatron-LM")
+    found |= advice.data_parallel_ranks(context, "tensor x pipeline x context parallel size")
+    found["batch-size-schedules"] = (
+        "`--rampup-batch-size` and `--step-batch-size-schedule` begin with another effective batch, and "
+        "`--decrease-batch-size-if-needed` lowers it without a word: leave them out to train with "
+        f"{plan.effective_batch_size} samples per update."
+    )
     if spec.batch.packing is not None:
         flags = "`--reset-position-ids`, `--reset-attention-mask` and `--eod-mask-loss`"
-        found += advice.packing(context, flags)
+        found |= advice.packing(context, flags)
     if plan.gradient_accumulation_steps * plan.world_size > 1:
-        found.append(
-            Advice(
-                code="token-weighting",
-                message="Each micro-batch's loss is averaged over its own tokens, so that accumulated updates differ "
-                "from full-batch ones where samples have different numbers of labelled tokens: add "
-                "`--calculate-per-token-loss`.",
-            )
+        found["token-weighting"] = (
+            "Each micro-batch's loss is averaged over its own tokens, so that accumulated updates differ from "
+            "full-batch ones where samples have different numbers of labelled tokens: add `--calculate-per-token-loss`."
         )
     if spec.precision != "fp32":
         is_here = "`--bf16` and `--fp16` hold the weights in 16 bits beside a 32-bit copy in the optimizer."
-        found.append(advice.precision_differs(context, is_here=is_here))
-    return tuple(found)
+        found |= advice.precision_differs(context, is_here)
+    return found
 
 
 TARGET = Target(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from batchwright.exports import advice
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import yaml_file
-from batchwright.exports.spec_advice import longest_sample
-from batchwright.schemas.recommendation import Advice
+from batchwright.exports.spec_advice import left_out
 
 _NEVER_REACHED = 1e9
 """Limit that turns clipping off: by default gradients are clipped at a norm of 1.0."""
@@ -20,7 +19,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 
 def _write(context: ExportContext) -> TargetOutput:
-    spec = context.recommendation.request.workload
+    spec = context.spec
     settings: dict[str, JsonValue] = {"step_scheduler": {**_batch(context)}}
     settings["clip_grad_norm"] = {"max_norm": spec.gradient_clipping or _NEVER_REACHED}
     settings["distributed"] = {"activation_checkpointing": spec.activation_checkpointing}
@@ -31,23 +30,19 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
     return tuple(f"--step_scheduler.{name}={value}" for name, value in _batch(context).items())
 
 
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.workload
-    found = [
-        *advice.measured_elsewhere(context, "NeMo AutoModel"),
-        *longest_sample(context),
-        *advice.packing(context, "`packed_sequence`"),
-        advice.data_parallel_ranks(context, "`tp_size` x `pp_size` x `cp_size`"),
-        Advice(
-            code="last-update-smaller",
-            message="The last update of an epoch takes what is left of the data, with fewer samples than the effective "
-            "batch; it is weighted by its own tokens.",
-        ),
-    ]
-    if spec.precision != "fp32":
+def _warnings(context: ExportContext) -> Warnings:
+    found = advice.measured_elsewhere(context, "NeMo AutoModel")
+    found |= left_out(context, "longest-sample")
+    found |= advice.packing(context, "`packed_sequence`")
+    found |= advice.data_parallel_ranks(context, "`tp_size` x `pp_size` x `cp_size`")
+    found["last-update-smaller"] = (
+        "The last update of an epoch takes what is left of the data, with fewer samples than the effective batch; it "
+        "is weighted by its own tokens."
+    )
+    if context.spec.precision != "fp32":
         is_here = "it is a matter of `model.torch_dtype` and of the strategy's mixed precision policy."
-        found.append(advice.precision_differs(context, is_here=is_here))
-    return tuple(found)
+        found |= advice.precision_differs(context, is_here)
+    return found
 
 
 TARGET = Target(

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import checked_environment, origin, python_file, variables_to_unset
-from batchwright.exports.spec_advice import (
-    adapter_in_code,
-    checkpointing_in_code,
-    counts_tokens,
-    held_out_samples,
-    longest_sample,
-    nodes,
-    on_cpu,
-    optimizer_of_the_workload,
-    packing_in_code,
-    preference_in_code,
-    replicated,
-    spec_of,
-    torch_call,
-)
+from batchwright.exports.spec_advice import counts_tokens, left_out, nodes, torch_call
 from batchwright.schemas.optimizer import ScheduleSpec
-from batchwright.schemas.recommendation import Advice
 
 _SCRIPT = "train.py"
 _CPU = 'torch.device("cpu")'
@@ -47,11 +32,11 @@ def _command(context: ExportContext) -> tuple[str, ...]:
 
 
 def _head(context: ExportContext) -> str:
-    spec = spec_of(context)
+    spec = context.spec
     scheduled, ours = spec.schedule != ScheduleSpec(), not spec.optimizer.is_of_torch
     schemas = [*["OptimizerSpec"] * ours, *["ScheduleSpec"] * scheduled]
     built = [*["build_optimizer"] * ours, *["build_schedule"] * scheduled]
-    names = ["BatchSchedule", "GradientAccumulation", "Position", "join_ranks", *["local_rank"] * (not on_cpu(context))]
+    names = ["BatchSchedule", "GradientAccumulation", "Position", "join_ranks", *["local_rank"] * (not context.on_cpu)]
     lines = [
         f"{origin(context)}#",
         "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
@@ -117,12 +102,12 @@ def collate(samples):
 
 
 def _loss(context: ExportContext) -> str:
-    dtype, smoothing = _AUTOCAST.get(spec_of(context).precision), spec_of(context).label_smoothing
+    dtype, smoothing = _AUTOCAST.get(context.spec.precision), context.spec.label_smoothing
     smoothed = f", label_smoothing={smoothing!r}" if smoothing else ""
     reduction = f'reduction="sum"{smoothed}'
     count = (
         f"\n\n    Of tokens: `cross_entropy(..., ignore_index=-100, {reduction})` and `(labels != -100).sum()`."
-        if counts_tokens(spec_of(context))
+        if counts_tokens(context.spec)
         else ""
     )
     indent, autocast = "    ", ""
@@ -139,7 +124,7 @@ def _loss(context: ExportContext) -> str:
 
 
 def _main(context: ExportContext) -> str:
-    spec = spec_of(context)
+    spec = context.spec
     scheduled, averaged = spec.schedule != ScheduleSpec(), spec.ema_decay is not None
     schedule = f"ScheduleSpec(name={spec.schedule.name!r}, warmup_updates={spec.schedule.warmup_updates})"
     lines = [
@@ -148,7 +133,7 @@ def _main(context: ExportContext) -> str:
         "    parser = argparse.ArgumentParser()",
         '    parser.add_argument("--updates", type=int, default=10)',
         "    updates = parser.parse_args().updates",
-        f"    device = {_CPU if on_cpu(context) else _CARD}",
+        f"    device = {_CPU if context.on_cpu else _CARD}",
         "    ranks = join_ranks(device)",
         "    if ranks.size != WORLD_SIZE:",
         '        sys.exit(f"{ranks.size} ranks were started, and the plan is for {WORLD_SIZE}")',
@@ -182,7 +167,7 @@ def _main(context: ExportContext) -> str:
 
 def _engine(context: ExportContext) -> list[str]:
     """Arguments of ``GradientAccumulation``."""
-    spec = spec_of(context)
+    spec = context.spec
     arguments = ["model", "optimizer", "ranks=ranks"]
     if context.recommendation.request.allow_batch_coupling:
         arguments.append("checks_coupling=False")
@@ -201,25 +186,27 @@ _START = """if __name__ == "__main__":
     main()
 """
 
-# --- warnings ---
 
-
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
+def _warnings(context: ExportContext) -> Warnings:
+    found: Warnings = {}
     machines, _ = nodes(context)
-    message = (
-        f"It runs on {machines} machines: start `{_SCRIPT}` by one of the launchers' exports, which know how they find "
-        "each other."
+    if machines > 1:
+        found["several-machines"] = (
+            f"It runs on {machines} machines: start `{_SCRIPT}` by one of the launchers' exports, which know how they "
+            "find each other."
+        )
+    found |= left_out(
+        context,
+        "activation-checkpointing-in-code",
+        "adapter-in-code",
+        "packing-in-code",
+        "preference-in-code",
+        "evaluation",
+        "optimizer-of-the-workload",
+        "sharding-left-out",
+        "longest-sample",
     )
-    several = (Advice(code="several-machines", message=message),) if machines > 1 else ()
-    in_code = (
-        *checkpointing_in_code(context),
-        *adapter_in_code(context),
-        *packing_in_code(context),
-        *preference_in_code(context),
-        *held_out_samples(context),
-        *optimizer_of_the_workload(context),
-    )
-    return (*several, *in_code, *replicated(context), *longest_sample(context))
+    return found
 
 
 TARGET = Target(

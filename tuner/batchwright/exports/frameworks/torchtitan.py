@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from batchwright.errors import ExportError
 from batchwright.exports import advice
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import origin, python_file
-from batchwright.schemas.recommendation import Advice
 
 _IN_SAMPLES, _IN_TOKENS = "0.3.0", "main-2026-08-20"
 _DTYPES = {
@@ -21,7 +20,7 @@ _DTYPES = {
 
 
 def _batch(context: ExportContext) -> dict[str, int]:
-    length, plan = context.recommendation.request.workload.batch.sequence_length, context.plan
+    length, plan = context.spec.batch.sequence_length, context.plan
     if context.version == _IN_SAMPLES:
         lengths = {} if length is None else {"seq_len": length}
         sizes = {"local_batch_size": plan.micro_batch_size, "global_batch_size": plan.effective_batch_size}
@@ -41,7 +40,7 @@ def _batch(context: ExportContext) -> dict[str, int]:
 
 def _training(context: ExportContext) -> dict[str, int | float | str]:
     """The settings of `training`."""
-    spec = context.recommendation.request.workload
+    spec = context.spec
     settings: dict[str, int | float | str] = {**_batch(context)}
     if context.version == _IN_SAMPLES:
         settings["max_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
@@ -52,7 +51,7 @@ def _training(context: ExportContext) -> dict[str, int | float | str]:
 
 def _parallelism(context: ExportContext) -> dict[str, int | float | str]:
     """The settings of `parallelism`: copies (DDP) or shards (FSDP)."""
-    ranks, strategy = context.plan.world_size, context.recommendation.request.workload.parallelism.strategy
+    ranks, strategy = context.plan.world_size, context.spec.parallelism.strategy
     copies, shards = (1, ranks) if strategy == "fsdp" else (ranks, 1)
     return {"data_parallel_replicate_degree": copies, "data_parallel_shard_degree": shards}
 
@@ -96,40 +95,32 @@ def with_batch(config):
     return TargetOutput((python_file("batchwright_torchtitan.py", content),), warnings=_warnings(context))
 
 
-def _warnings(context: ExportContext) -> tuple[Advice, ...]:
-    spec = context.recommendation.request.workload
-    found = [
-        *advice.measured_elsewhere(context, "torchtitan"),
-        advice.data_parallel_ranks(context, "tensor x pipeline x context parallel degree"),
-        Advice(
-            code="packing-changes-samples",
-            message="torchtitan cuts its text into full sequences: a sample of these figures is such a sequence, not a "
-            "document.",
-        ),
-        Advice(
-            code="recomputes-by-default",
-            message="Activations are recomputed selectively unless `activation_checkpoint` is set; the probes "
-            f"ran {'with' if spec.activation_checkpointing else 'without'} recomputation.",
-        ),
-    ]
-    if spec.batch.packing is not None:
-        found += advice.packing(context, "attention that is causal within each document")
-    if context.version == _IN_TOKENS:
-        found.append(_clipping_moved(spec.gradient_clipping))
-    if spec.precision not in _DTYPES:
-        found.append(advice.precision_differs(context, is_here="torchtitan has no fp16."))
-    return tuple(found)
-
-
-def _clipping_moved(limit: float | None) -> Advice:
-    if limit is None:
-        remedy = 'Set it to `float("inf")`; it belongs to `training` or to `optimizer`, by the day of the checkout.'
-        return advice.clips_by_itself("max_norm", remedy=remedy)
-    message = (
-        f"The spec clips gradients at {limit}: set `max_norm` to it. It belongs to `training` or to `optimizer`, by "
-        "the day of the checkout, and is 1.0 by default."
+def _warnings(context: ExportContext) -> Warnings:
+    spec, limit = context.spec, context.spec.gradient_clipping
+    found = advice.measured_elsewhere(context, "torchtitan")
+    found |= advice.data_parallel_ranks(context, "tensor x pipeline x context parallel degree")
+    found["packing-changes-samples"] = (
+        "torchtitan cuts its text into full sequences: a sample of these figures is such a sequence, not a document."
     )
-    return Advice(code="clipping-not-written", message=message)
+    found["recomputes-by-default"] = (
+        "Activations are recomputed selectively unless `activation_checkpoint` is set; the probes ran "
+        f"{'with' if spec.activation_checkpointing else 'without'} recomputation."
+    )
+    if spec.batch.packing is not None:
+        found |= advice.packing(context, "attention that is causal within each document")
+    if context.version == _IN_TOKENS and limit is None:
+        found["clips-by-default"] = (
+            "The spec does not clip gradients, but without `max_norm` they are clipped at a norm of 1.0. Set it to "
+            '`float("inf")`; it belongs to `training` or to `optimizer`, by the day of the checkout.'
+        )
+    elif context.version == _IN_TOKENS:
+        found["clipping-not-written"] = (
+            f"The spec clips gradients at {limit}: set `max_norm` to it. It belongs to `training` or to `optimizer`, "
+            "by the day of the checkout, and is 1.0 by default."
+        )
+    if spec.precision not in _DTYPES:
+        found |= advice.precision_differs(context, "torchtitan has no fp16.")
+    return found
 
 
 TARGET = Target(

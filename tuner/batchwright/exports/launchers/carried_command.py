@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchwright.errors import ExportError
-from batchwright.exports.base import ExportContext, ExportedFile
+from batchwright.exports.base import ExportContext, ExportedFile, Warnings
 from batchwright.exports.rendering import plan_variables
+from batchwright.exports.spec_advice import LARGEST_NODE
 from batchwright.schemas.command import (
     ACCUMULATION_STEPS,
     EFFECTIVE_BATCH_SIZE,
@@ -23,12 +24,10 @@ from batchwright.schemas.command import (
     CommandModel,
     replace_placeholders,
 )
-from batchwright.schemas.recommendation import Advice
 
 _OUTPUT = "output"
 _LONGEST_SCRIPT = 100_000
 """Bytes of the shell script that writes the files: Linux takes 131,072 in an argument."""
-_LARGEST_NODE = 8
 
 
 @dataclass(frozen=True)
@@ -141,17 +140,18 @@ def ranks_of_one_node(context: ExportContext) -> int:
     return world
 
 
-def command_advice(context: ExportContext) -> tuple[Advice, ...]:
+def command_advice(context: ExportContext) -> Warnings:
     """Say how the command of a recommendation is started; nothing where the recommendation is for a workload."""
+    found: Warnings = {}
     command = context.recommendation.request.command
     if command is None:
-        return ()
+        return found
     folder, ranks = command.model.working_directory, context.plan.world_size
     where = "the folder of its program" if folder == "." else folder
     starts = "one process" if ranks == 1 else f"its {ranks} ranks on one node"
-    large = f" A node with {ranks} devices is requested." if ranks > _LARGEST_NODE else ""
-    message = (
+    large = f" A node with {ranks} devices is requested." if ranks > LARGEST_NODE else ""
+    found["command-as-tuned"] = (
         f"The job is the command that was tuned, with the figures of the plan: it starts {starts} by itself, without a "
         f"torchrun of this export. Start it in {where}.{large}"
     )
-    return (Advice(code="command-as-tuned", message=message),)
+    return found

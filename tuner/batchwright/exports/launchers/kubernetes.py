@@ -5,14 +5,21 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput
-from batchwright.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, literal, pod, pod_warnings
+from batchwright.exports.launchers.pod_spec import (
+    RESTARTS,
+    Fields,
+    container,
+    literal,
+    manifest,
+    pod,
+    pod_warnings,
+)
 from batchwright.exports.launchers.topology import (
     PORT,
     Launch,
     c10d,
     command_lines,
     launch_of,
-    queue_label,
     restart_resumes,
     slices,
     torchrun,
@@ -27,38 +34,30 @@ def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context, kubernetes=True)
     job = _job(context, launch)
     documents = (job,) if launch.nodes == 1 else (_service(launch), job)
-    warnings = (*pod_warnings(context, launch), restart_resumes("A failed pod's successor"), *slices(launch))
-    manifest = yaml_file("job.yaml", context, *documents)
-    return TargetOutput((manifest,), ("kubectl", "create", "-f", "job.yaml"), warnings)
+    warnings = pod_warnings(context, launch) | restart_resumes("A failed pod's successor") | slices(launch)
+    files = (yaml_file("job.yaml", context, *documents),)
+    return TargetOutput(files, ("kubectl", "create", "-f", "job.yaml"), warnings)
 
 
-def _job(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(context)
-    metadata: Fields = {"name": launch.name}
-    spec: Fields = {"backoffLimit": RESTARTS * launch.nodes}
-    if queue is not None:
-        metadata["labels"] = {QUEUE_LABEL: queue}
-        spec["suspend"] = True
+def _job(context: ExportContext, launch: Launch) -> Fields:
+    job = manifest(context, launch, ("batch/v1", "Job"), {"backoffLimit": RESTARTS * launch.nodes})
     if launch.nodes > 1:
-        spec |= {"completionMode": "Indexed", "completions": launch.nodes, "parallelism": launch.nodes}
-    spec["template"] = {"spec": _pod(context, launch)}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+        job["spec"] |= {"completionMode": "Indexed", "completions": launch.nodes, "parallelism": launch.nodes}
+    job["spec"]["template"] = {"spec": _pod(context, launch)}
+    return job
 
 
 def _pod(context: ExportContext, launch: Launch) -> Fields:
     if launch.nodes == 1:
         command: list[JsonValue] = [literal(word) for word in torchrun_on_one_node(launch)]
         return pod(launch, container(context, launch, "trainer", command=command), restartPolicy="Never")
-    ports: list[JsonValue] = [{"name": "rendezvous", "containerPort": PORT}]
-    trainer = container(context, launch, "trainer", command=_command(launch), ports=ports)
-    return pod(launch, trainer, restartPolicy="Never", subdomain=launch.name)
-
-
-def _command(launch: Launch) -> list[JsonValue]:
-    """A shell command, since a shell has to detect the first node; the program is passed as positional arguments."""
     rendezvous = c10d(f"{launch.name}-0.{launch.name}:{PORT}", job=launch.name, is_host="$first")
+    # A shell has to detect the first node. The program is its positional arguments, so that nothing of it is expanded.
     script = _FIRST_NODE + command_lines((*torchrun(launch, rendezvous), '"$@"'), before="exec ")
-    return [literal(word) for word in ("/bin/sh", "-c", script, "torchrun", *launch.program)]
+    command = [literal(word) for word in ("/bin/sh", "-c", script, "torchrun", *launch.program)]
+    ports: list[JsonValue] = [{"name": "rendezvous", "containerPort": PORT}]
+    trainer = container(context, launch, "trainer", command=command, ports=ports)
+    return pod(launch, trainer, restartPolicy="Never", subdomain=launch.name)
 
 
 def _service(launch: Launch) -> dict[str, JsonValue]:

@@ -8,11 +8,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from batchwright.errors import ExportError
-from batchwright.exports.base import ExportContext
-from batchwright.exports.launchers.topology import Launch, output_in_container, required_files
-from batchwright.schemas.recommendation import Advice
+from batchwright.exports.base import ExportContext, Warnings
+from batchwright.exports.launchers.topology import Launch, output_in_container, queue_label, required_files
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label with which Kueue queues a job. The job has to be created suspended, and Kueue starts the job."""
 RESTARTS = 3
 """Number of restarts of a failed job, each from its checkpoint."""
@@ -25,6 +24,14 @@ Fields = dict[str, Any]
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PROCESS_BYTES = 1024**3
 """Memory of a process beside what was measured: the interpreter, torch, and data loading."""
+
+
+def manifest(context: ExportContext, launch: Launch, kind: tuple[str, str], spec: Fields) -> Fields:
+    """A manifest of this API version and kind, queued by Kueue if the options name a queue."""
+    queue = queue_label(context)
+    metadata = {"name": launch.name, **({} if queue is None else {"labels": {_QUEUE_LABEL: queue}})}
+    queued = {} if queue is None else {"suspend": True}
+    return {"apiVersion": kind[0], "kind": kind[1], "metadata": metadata, "spec": {**spec, **queued}}
 
 
 def literal(text: str) -> str:
@@ -108,10 +115,29 @@ def placement(launch: Launch) -> Fields:
     return {} if product is None else {"nodeSelector": {"nvidia.com/gpu.product": product}}
 
 
-def pod_warnings(context: ExportContext, launch: Launch, *, placed: bool = True) -> tuple[Advice, ...]:
+def pod_warnings(context: ExportContext, launch: Launch, *, placed: bool = True) -> Warnings:
     """Warnings of every manifest; ``placed`` is true if the manifest includes ``placement``."""
-    about_devices = (*_device_advice(launch, placed=placed), _host_advice(launch))
-    return (_image_advice(context, launch), *output_in_container(launch), *about_devices)
+    found: Warnings = {}
+    versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
+    measured = f" and what the probes ran with ({versions})" if versions else " and the versions the probes ran with"
+    found["image"] = (
+        f"The image {context.options.image} must have {required_files(launch)} in its working directory{measured}: "
+        "other versions take other amounts of memory."
+    )
+    found |= output_in_container(launch)
+    if launch.on_gpu:
+        remedy = "Choose nodes with that device, by the labels that your nodes carry."
+        if placed and _product(launch) is not None:
+            remedy = (
+                "The nodeSelector requests that device by the label of NVIDIA's GPU feature discovery; where nodes do "
+                "not carry it (the job stays pending) put your own label there."
+            )
+        found["same-device"] = f"The figures were measured on {launch.device_name}. {remedy}"
+        requested = "Only GPUs are requested: add the CPUs and the memory that your data loading takes"
+    else:
+        requested = "A CPU and the measured memory are requested for each process: add what your data loading takes"
+    found["host-resources"] = f"{requested}. `/dev/shm` counts as memory of the container."
+    return found
 
 
 def _product(launch: Launch) -> str | None:
@@ -119,34 +145,3 @@ def _product(launch: Launch) -> str | None:
         return None
     product = "-".join(launch.device_name.split())
     return product if _LABEL_VALUE.fullmatch(product) else None
-
-
-def _image_advice(context: ExportContext, launch: Launch) -> Advice:
-    versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
-    measured = f" and what the probes ran with ({versions})" if versions else " and the versions the probes ran with"
-    return Advice(
-        code="image",
-        message=f"The image {context.options.image} must have {required_files(launch)} in its working "
-        f"directory{measured}: other versions take other amounts of memory.",
-    )
-
-
-def _device_advice(launch: Launch, *, placed: bool) -> tuple[Advice, ...]:
-    if not launch.on_gpu:
-        return ()
-    if _product(launch) is None or not placed:
-        remedy = "Choose nodes with that device, by the labels that your nodes carry."
-    else:
-        remedy = (
-            "The nodeSelector requests that device by the label of NVIDIA's GPU feature discovery; where nodes do not "
-            "carry it (the job stays pending) put your own label there."
-        )
-    return (Advice(code="same-device", message=f"The figures were measured on {launch.device_name}. {remedy}"),)
-
-
-def _host_advice(launch: Launch) -> Advice:
-    if launch.on_gpu:
-        message = "Only GPUs are requested: add the CPUs and the memory that your data loading takes"
-    else:
-        message = "A CPU and the measured memory are requested for each process: add what your data loading takes"
-    return Advice(code="host-resources", message=f"{message}. `/dev/shm` counts as memory of the container.")

@@ -11,9 +11,9 @@ import json
 import shlex
 
 from batchwright.errors import ExportError
+from batchwright.exports.base import Warnings
 from batchwright.exports.launchers.pod_spec import Fields
 from batchwright.exports.launchers.topology import Launch, torchrun, torchrun_on_one_node
-from batchwright.schemas.recommendation import Advice
 
 _ON_EACH_NODE = """\
 import json, socket, subprocess, sys
@@ -82,14 +82,12 @@ def runtime_environment(launch: Launch) -> Fields:
     return {"env_vars": dict(launch.environment)}
 
 
-def ray_warnings(launch: Launch) -> tuple[Advice, ...]:
+def ray_warnings(launch: Launch) -> Warnings:
     """Warnings of every export to Ray."""
-    if launch.nodes == 1:
-        return ()
-    return (
-        Advice(
-            code="whole-nodes",
-            message=f"{launch.nodes} different Ray nodes are reserved, each with {json.dumps(share(launch))}: the job "
-            "waits until they are free.",
-        ),
-    )
+    found: Warnings = {}
+    if launch.nodes > 1:
+        found["whole-nodes"] = (
+            f"{launch.nodes} different Ray nodes are reserved, each with {json.dumps(share(launch))}: the job waits "
+            "until they are free."
+        )
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.launchers.ray_common import (
     entrypoint,
     ray_warnings,
@@ -22,7 +22,6 @@ from batchwright.exports.launchers.topology import (
     without_queue,
 )
 from batchwright.exports.rendering import json_file
-from batchwright.schemas.recommendation import Advice
 
 _POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json", "--data-binary", "@ray_job.json")
 
@@ -30,16 +29,8 @@ _POST = ("curl", "--fail-with-body", "--header", "Content-Type: application/json
 def _write(context: ExportContext) -> TargetOutput:
     without_queue(context, "Ray Jobs")
     launch = launch_of(context, has_folder=False)
-    warnings = (
-        *_submitting(launch),
-        *output_in_container(launch),
-        same_device(launch),
-        same_versions(context, "The cluster's nodes"),
-        *ray_warnings(launch),
-        *slices(launch),
-    )
     command = (*_POST, "http://127.0.0.1:8265/api/jobs/")
-    return TargetOutput((json_file("ray_job.json", _request(context, launch)),), command, warnings)
+    return TargetOutput((json_file("ray_job.json", _request(context, launch)),), command, _warnings(context, launch))
 
 
 def _request(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
@@ -54,21 +45,17 @@ def _request(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
     }
 
 
-def _submitting(launch: Launch) -> tuple[Advice, ...]:
-    """Warn of the program's folder and of a second request."""
-    return (
-        Advice(
-            code="working-directory",
-            message=f"The cluster has to find {required_files(launch)}: in its image, or in a "
-            "`runtime_env.working_dir` that you add (a URI; `ray job submit` uploads a folder). The "
-            "command posts to a dashboard on this host.",
-        ),
-        Advice(
-            code="submission-id",
-            message=f"Ray refuses a second job with the submission_id {launch.name}, also after the first one failed: "
-            "start it again under another `job_name`, or delete the first. A new job resumes from its own checkpoint.",
-        ),
-    )
+def _warnings(context: ExportContext, launch: Launch) -> Warnings:
+    found = {
+        "working-directory": f"The cluster has to find {required_files(launch)}: in its image, or in a "
+        "`runtime_env.working_dir` that you add (a URI; `ray job submit` uploads a folder). The command posts to a "
+        "dashboard on this host.",
+        "submission-id": f"Ray refuses a second job with the submission_id {launch.name}, also after the first one "
+        "failed: start it again under another `job_name`, or delete the first. A new job resumes from its own "
+        "checkpoint.",
+    }
+    found |= output_in_container(launch) | same_device(launch) | same_versions(context, "The cluster's nodes")
+    return found | ray_warnings(launch) | slices(launch)
 
 
 TARGET = Target(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import JsonValue
-
 from batchwright.exports.base import ExportContext, Target, TargetOutput
-from batchwright.exports.launchers.pod_spec import QUEUE_LABEL, RESTARTS, Fields, container, image, pod, pod_warnings
+from batchwright.exports.launchers.pod_spec import RESTARTS, Fields, container, image, manifest, pod, pod_warnings
 from batchwright.exports.launchers.ray_common import (
     entrypoint,
     ray_warnings,
     reserved_by_entrypoint,
     runtime_environment,
 )
-from batchwright.exports.launchers.topology import Launch, launch_of, queue_label, restart_resumes, slices
+from batchwright.exports.launchers.topology import Launch, launch_of, restart_resumes, slices
 from batchwright.exports.rendering import yaml_file, yaml_text
-from batchwright.schemas.recommendation import Advice
 
 _KEEP_SECONDS = 600
 """Seconds that a finished job's cluster is kept, so that its log can be read."""
@@ -22,29 +19,15 @@ _KEEP_SECONDS = 600
 
 def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context, kubernetes=True)
-    warnings = (
-        Advice(
-            code="image-has-ray",
-            message=f"The image {context.options.image} also runs Ray's own processes: it needs `ray[default]` and "
-            "`wget` beside torch.",
-        ),
-        *pod_warnings(context, launch),
-        restart_resumes("A failed job's next try, in a new cluster,"),
-        *ray_warnings(launch),
-        *slices(launch),
+    message = (
+        f"The image {context.options.image} also runs Ray's own processes: it needs `ray[default]` and `wget` beside "
+        "torch."
     )
-    manifest = yaml_file("rayjob.yaml", context, _manifest(context, launch))
-    return TargetOutput((manifest,), ("kubectl", "create", "-f", "rayjob.yaml"), warnings)
-
-
-def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(context)
-    metadata: Fields = {"name": launch.name}
-    spec = _spec(context, launch)
-    if queue is not None:
-        metadata["labels"] = {QUEUE_LABEL: queue}
-        spec["suspend"] = True
-    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
+    warnings = {"image-has-ray": message} | pod_warnings(context, launch)
+    warnings |= restart_resumes("A failed job's next try, in a new cluster,") | ray_warnings(launch) | slices(launch)
+    document = manifest(context, launch, ("ray.io/v1", "RayJob"), _spec(context, launch))
+    files = (yaml_file("rayjob.yaml", context, document),)
+    return TargetOutput(files, ("kubectl", "create", "-f", "rayjob.yaml"), warnings)
 
 
 def _spec(context: ExportContext, launch: Launch) -> Fields:

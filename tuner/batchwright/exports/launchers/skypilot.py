@@ -6,7 +6,7 @@ import shlex
 
 from pydantic import JsonValue
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.launchers.pod_spec import Fields, cpu_memory_bytes, image
 from batchwright.exports.launchers.topology import (
     PORT,
@@ -25,7 +25,6 @@ from batchwright.exports.launchers.topology import (
 )
 from batchwright.exports.rendering import yaml_file
 from batchwright.hardware.gpu_table import SKYPILOT_NAMES
-from batchwright.schemas.recommendation import Advice
 
 _FIRST_NODE = """\
 head_node=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
@@ -35,14 +34,8 @@ if [ "$SKYPILOT_NODE_RANK" = 0 ]; then first=true; else first=false; fi
 
 def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context)
-    warnings = (
-        same_versions(context, f"The image {context.options.image}"),
-        _device(context, launch),
-        restart_resumes("A managed job (`sky jobs launch`) that lost its machines"),
-        *slices(launch),
-    )
     task = yaml_file("task.yaml", context, _task(context, launch))
-    return TargetOutput(script_files(launch, task), ("sky", "launch", "task.yaml"), warnings)
+    return TargetOutput(script_files(launch, task), ("sky", "launch", "task.yaml"), _warnings(context, launch))
 
 
 def _task(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
@@ -84,16 +77,18 @@ def _run(launch: Launch) -> str:
     return _FIRST_NODE + command_lines(torchrun(launch, rendezvous), launch.program)
 
 
-def _device(context: ExportContext, launch: Launch) -> Advice:
-    if not launch.on_gpu:
-        what = "A CPU and the measured memory are requested for each process: add what your data loading takes."
-        return Advice(code="host-resources", message=what)
-    accelerator = _accelerator(context, launch)
-    return Advice(
-        code="same-device",
-        message=f"The figures were measured on {launch.device_name}; {accelerator} is requested. SkyPilot's name "
-        "may mean several variants of a card: on one with less memory the run may not fit.",
-    )
+def _warnings(context: ExportContext, launch: Launch) -> Warnings:
+    found = same_versions(context, f"The image {context.options.image}")
+    if launch.on_gpu:
+        found["same-device"] = (
+            f"The figures were measured on {launch.device_name}; {_accelerator(context, launch)} is requested. "
+            "SkyPilot's name may mean several variants of a card: on one with less memory the run may not fit."
+        )
+    else:
+        found["host-resources"] = (
+            "A CPU and the measured memory are requested for each process: add what your data loading takes."
+        )
+    return found | restart_resumes("A managed job (`sky jobs launch`) that lost its machines") | slices(launch)
 
 
 TARGET = Target(

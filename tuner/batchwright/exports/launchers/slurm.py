@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from batchwright.errors import ExportError
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.launchers.pod_spec import cpu_memory_bytes
 from batchwright.exports.launchers.topology import (
     PORT,
+    STANDALONE,
     Launch,
     c10d,
     command_lines,
@@ -22,7 +23,6 @@ from batchwright.exports.launchers.topology import (
     starter,
 )
 from batchwright.exports.rendering import export_lines, one_line, origin, script_file, unset_line
-from batchwright.schemas.recommendation import Advice
 
 _PARTITIONS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _CPUS_PER_PROCESS = 4
@@ -36,16 +36,8 @@ head_node=${nodes%%$'\\n'*}
 
 def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context)
-    warnings = (
-        same_device(launch),
-        same_versions(context, "The environment on the nodes"),
-        restart_resumes("`--requeue` (after a node's failure or a preemption)"),
-        _host(launch),
-        *_tasks(launch),
-        *slices(launch),
-    )
     files = script_files(launch, script_file("job.sbatch", _script(context, launch)))
-    return TargetOutput(files, ("sbatch", "job.sbatch"), warnings)
+    return TargetOutput(files, ("sbatch", "job.sbatch"), _warnings(context, launch))
 
 
 def _script(context: ExportContext, launch: Launch) -> str:
@@ -95,30 +87,26 @@ def _device_comment(launch: Launch) -> str:
 def _rendezvous(launch: Launch) -> tuple[str, ...]:
     """Rendezvous arguments: restarts of a job differ in their name, and jobs that share a node in their port."""
     if launch.nodes == 1:
-        return ("--standalone",)
+        return STANDALONE
     port = f"$(({PORT} + SLURM_JOB_ID % 1000))"
     return c10d(f"$head_node:{port}", job="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}")
 
 
-def _host(launch: Launch) -> Advice:
+def _warnings(context: ExportContext, launch: Launch) -> Warnings:
+    found = same_device(launch) | same_versions(context, "The environment on the nodes")
+    found |= restart_resumes("`--requeue` (after a node's failure or a preemption)")
     measured = "memory is a tenth above what was measured, and 1 GiB per process"
     memory = "host memory is the partition's default" if launch.on_gpu else measured
-    return Advice(
-        code="host-resources",
-        message=f"{_CPUS_PER_PROCESS} CPUs per process are requested, and {memory}: change `--cpus-per-task` and "
-        "`--mem` to what your data loading takes.",
+    found["host-resources"] = (
+        f"{_CPUS_PER_PROCESS} CPUs per process are requested, and {memory}: change `--cpus-per-task` and `--mem` to "
+        "what your data loading takes."
     )
-
-
-def _tasks(launch: Launch) -> tuple[Advice, ...]:
-    """Warn of programs that take their ranks from Slurm, of a command that starts several."""
-    if launch.command is None or launch.processes_per_node == 1:
-        return ()
-    message = (
-        "The command is one task of Slurm, which starts its own ranks. Lightning takes Slurm's variables for ranks of "
-        "its own and refuses that: add the plugin `LightningEnvironment()` to its trainer."
-    )
-    return (Advice(code="one-task", message=message),)
+    if launch.command is not None and launch.processes_per_node > 1:
+        found["one-task"] = (
+            "The command is one task of Slurm, which starts its own ranks. Lightning takes Slurm's variables for ranks "
+            "of its own and refuses that: add the plugin `LightningEnvironment()` to its trainer."
+        )
+    return found | slices(launch)
 
 
 TARGET = Target(

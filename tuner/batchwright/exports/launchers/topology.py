@@ -10,19 +10,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from batchwright.errors import EstimateError, ExportError
-from batchwright.exports.base import ExportContext, ExportedFile
+from batchwright.exports.base import ExportContext, ExportedFile, Warnings
 from batchwright.exports.launchers.carried_command import CarriedCommand, carried_command, ranks_of_one_node
 from batchwright.exports.rendering import checked_environment, plan_variables, program_path
 from batchwright.exports.spec_advice import nodes
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.schemas.gpus import Gpu
-from batchwright.schemas.recommendation import Advice
 
 PORT = 29500
 """Port of the rendezvous: torchrun's own default."""
+STANDALONE: tuple[str, ...] = ("--standalone",)
+"""Rendezvous arguments of torchrun on one node."""
 
 _SCRATCH = "/tmp/batchwright"  # noqa: S108 - in the container of a job, which nobody else uses
 _NAME = re.compile(r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
@@ -80,8 +82,11 @@ def launch_of(context: ExportContext, *, kubernetes: bool = False, has_folder: b
     Raises:
         ExportError: when the job's name is not valid for the target, or the nodes cannot have equally many processes.
     """
-    options, recommendation = context.options, context.recommendation
+    options, recommendation, gpu = context.options, context.recommendation, None
     device = recommendation.device
+    if device.kind == "cuda":
+        with suppress(EstimateError):  # a card that is not in the catalogue
+            gpu = find_gpu(device.name)
     name = _label(options.job_name) if kubernetes else _name(options.job_name)
     in_folder = has_folder and not kubernetes
     command = carried_command(context, None if in_folder else f"{_SCRATCH}-{name}")
@@ -103,7 +108,7 @@ def launch_of(context: ExportContext, *, kubernetes: bool = False, has_folder: b
         command=command,
         device_name=device.name,
         on_gpu=device.kind == "cuda",
-        gpu=_gpu(device.name) if device.kind == "cuda" else None,
+        gpu=gpu,
     )
 
 
@@ -113,7 +118,7 @@ def torchrun(launch: Launch, rendezvous: tuple[str, ...]) -> tuple[str, ...]:
     return ("torchrun", *topology, "--max-restarts=0", *rendezvous)
 
 
-def starter(launch: Launch, rendezvous: tuple[str, ...] = ("--standalone",)) -> tuple[str, ...]:
+def starter(launch: Launch, rendezvous: tuple[str, ...] = STANDALONE) -> tuple[str, ...]:
     """The words before the program: torchrun's, or none where the program is a command that starts its ranks."""
     return () if launch.command is not None else torchrun(launch, rendezvous)
 
@@ -138,13 +143,11 @@ def required_files(launch: Launch) -> str:
     return launch.program[0] if launch.command is None else "the programs and files of the command"
 
 
-def output_in_container(launch: Launch) -> tuple[Advice, ...]:
+def output_in_container(launch: Launch) -> Warnings:
     """Warn that a container's own folder ends with it."""
     folder = None if launch.command is None else launch.command.output_directory
-    if folder is None:
-        return ()
     message = f"`{{output_dir}}` of the command is {folder}, which ends with its machine: mount a volume there."
-    return (Advice(code="output-folder", message=message),)
+    return {} if folder is None else {"output-folder": message}
 
 
 def c10d(endpoint: str, *, job: str, is_host: str | None = None) -> tuple[str, ...]:
@@ -191,46 +194,41 @@ def queue_label(context: ExportContext) -> str | None:
     return queue
 
 
-def same_device(launch: Launch) -> Advice:
+def same_device(launch: Launch) -> Warnings:
     """Warn that the measurement holds for the measured device."""
-    return Advice(
-        code="same-device",
-        message=f"The figures were measured on {launch.device_name}: on a device with less memory the run may not fit. "
-        "Ask the scheduler for that device, or tune again on the one it gives.",
-    )
+    return {
+        "same-device": f"The figures were measured on {launch.device_name}: on a device with less memory the run may "
+        "not fit. Ask the scheduler for that device, or tune again on the one it gives.",
+    }
 
 
-def same_versions(context: ExportContext, where: str) -> Advice:
+def same_versions(context: ExportContext, where: str) -> Warnings:
     """Warn that the job needs the versions of the probes."""
     versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
-    return Advice(
-        code="same-versions",
-        message=f"{where} must hold what the probes ran with{f' ({versions})' if versions else ''}: other versions "
-        "take other amounts of memory. Pin them, or tune again there.",
-    )
+    return {
+        "same-versions": f"{where} must hold what the probes ran with{f' ({versions})' if versions else ''}: other "
+        "versions take other amounts of memory. Pin them, or tune again there.",
+    }
 
 
-def restart_resumes(how: str) -> Advice:
+def restart_resumes(how: str) -> Warnings:
     """Warn that a restarted program has to resume from its own checkpoint."""
-    return Advice(
-        code="restart-resumes",
-        message=f"{how} runs the program again from its start: it has to resume from its own checkpoint, as "
+    return {
+        "restart-resumes": f"{how} runs the program again from its start: it has to resume from its own checkpoint, as "
         "Batchwright's engine does.",
-    )
+    }
 
 
-def slices(launch: Launch) -> tuple[Advice, ...]:
+def slices(launch: Launch) -> Warnings:
     """Warn of the limits of slices of a card."""
-    if launch.mig is None:
-        return ()
-    several = " NCCL does not join slices of one card: give each process a card of its own, or use one process."
-    return (
-        Advice(
-            code="mig-device",
-            message=f"The figures are those of a slice of a card ({launch.mig}): ask for such slices in the "
-            f"configuration of the scheduler.{several if launch.nodes * launch.processes_per_node > 1 else ''}",
-        ),
-    )
+    found: Warnings = {}
+    if launch.mig is not None:
+        several = " NCCL does not join slices of one card: give each process a card of its own, or use one process."
+        found["mig-device"] = (
+            f"The figures are those of a slice of a card ({launch.mig}): ask for such slices in the configuration "
+            f"of the scheduler.{several if launch.nodes * launch.processes_per_node > 1 else ''}"
+        )
+    return found
 
 
 def _name(name: str) -> str:
@@ -257,10 +255,3 @@ def _proposal(name: str) -> str:
     """Suggest a similar name that is valid everywhere."""
     near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:_LONGEST_LABEL].strip("-")
     return f"; {near!r} is valid" if near else ""
-
-
-def _gpu(name: str) -> Gpu | None:
-    try:
-        return find_gpu(name)
-    except EstimateError:
-        return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from batchwright.exports.base import ExportContext, Target, TargetOutput
+from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.launchers.topology import (
     PORT,
+    STANDALONE,
     Launch,
     c10d,
     command_lines,
@@ -18,7 +19,6 @@ from batchwright.exports.launchers.topology import (
     without_queue,
 )
 from batchwright.exports.rendering import export_lines, origin, script_file, unset_line
-from batchwright.schemas.recommendation import Advice
 
 _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the same on every node}"\n'
 
@@ -26,32 +26,28 @@ _ASK = ': "${MASTER_ADDR:?set it to the name or address of the first node, the s
 def _write(context: ExportContext) -> TargetOutput:
     without_queue(context, "torchrun")
     launch = launch_of(context)
-    warnings = (same_device(launch), same_versions(context, "The environment"), *slices(launch))
-    several = (_several_nodes(launch),) if launch.nodes > 1 else ()
     files = script_files(launch, script_file("launch.sh", _script(context, launch)))
-    return TargetOutput(files, ("sh", "launch.sh"), (*several, *warnings))
+    return TargetOutput(files, ("sh", "launch.sh"), _warnings(context, launch))
 
 
 def _script(context: ExportContext, launch: Launch) -> str:
-    before = _ASK if launch.nodes > 1 else folder_line(launch)
-    command = command_lines(starter(launch, _rendezvous(launch)), launch.program, '"$@"', before="exec ")
+    before, rendezvous = folder_line(launch), STANDALONE
+    if launch.nodes > 1:
+        before, rendezvous = _ASK, c10d(f"$MASTER_ADDR:${{MASTER_PORT:-{PORT}}}", job=launch.name)
+    command = command_lines(starter(launch, rendezvous), launch.program, '"$@"', before="exec ")
     return (
         f"#!/bin/sh\n{origin(context)}set -eu\n{unset_line(context)}{export_lines(launch.environment)}{before}{command}"
     )
 
 
-def _rendezvous(launch: Launch) -> tuple[str, ...]:
-    if launch.nodes == 1:
-        return ("--standalone",)
-    return c10d(f"$MASTER_ADDR:${{MASTER_PORT:-{PORT}}}", job=launch.name)
-
-
-def _several_nodes(launch: Launch) -> Advice:
-    return Advice(
-        code="start-on-each-node",
-        message=f"Start launch.sh on each of the {launch.nodes} nodes, with MASTER_ADDR (and MASTER_PORT, when {PORT} "
-        "is taken) set to the same first node on all of them.",
-    )
+def _warnings(context: ExportContext, launch: Launch) -> Warnings:
+    found: Warnings = {}
+    if launch.nodes > 1:
+        found["start-on-each-node"] = (
+            f"Start launch.sh on each of the {launch.nodes} nodes, with MASTER_ADDR (and MASTER_PORT, when {PORT} is "
+            "taken) set to the same first node on all of them."
+        )
+    return found | same_device(launch) | same_versions(context, "The environment") | slices(launch)
 
 
 TARGET = Target(

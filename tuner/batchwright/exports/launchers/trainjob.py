@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import JsonValue
-
 from batchwright.exports.base import ExportContext, Target, TargetOutput
 from batchwright.exports.launchers.pod_spec import (
-    QUEUE_LABEL,
     Fields,
     image,
     literal,
+    manifest,
     placement,
     pod_warnings,
     resources,
@@ -17,45 +15,34 @@ from batchwright.exports.launchers.pod_spec import (
     shared_memory_mounts,
     variables,
 )
-from batchwright.exports.launchers.topology import Launch, launch_of, queue_label, slices
+from batchwright.exports.launchers.topology import Launch, launch_of, slices
 from batchwright.exports.rendering import yaml_file
-from batchwright.schemas.recommendation import Advice
 
 _PATCHES_SINCE = "2.3"
 _NODE = "node"
 """The runtime's name of its job and of the container in the job."""
-_UNPATCHED = Advice(
-    code="runtime-lacks",
-    message=f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so this "
-    "manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or load "
-    "data without worker processes.",
-)
-_RESTARTS = Advice(
-    code="restarts",
-    message="How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
-    "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does.",
-)
+_UNPATCHED = {
+    "runtime-lacks": f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so "
+    "this manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or "
+    "load data without worker processes."
+}
+_RESTARTS = {
+    "restarts": "How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
+    "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does."
+}
 
 
 def _write(context: ExportContext) -> TargetOutput:
     launch = launch_of(context, kubernetes=True)
     patched = context.version == _PATCHES_SINCE
-    about_pods = pod_warnings(context, launch, placed=patched)
-    warnings = (*about_pods, *(() if patched else (_UNPATCHED,)), _RESTARTS, *slices(launch))
-    manifest = yaml_file("trainjob.yaml", context, _manifest(context, launch))
-    return TargetOutput((manifest,), ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
-
-
-def _manifest(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
-    queue = queue_label(context)
-    metadata: Fields = {"name": launch.name}
+    warnings = pod_warnings(context, launch, placed=patched) | ({} if patched else _UNPATCHED)
+    warnings |= _RESTARTS | slices(launch)
     spec: Fields = {"runtimeRef": {"name": "torch-distributed"}, "trainer": _trainer(context, launch)}
-    if context.version == _PATCHES_SINCE:
+    if patched:
         spec["runtimePatches"] = [_patch(launch)]
-    if queue is not None:
-        metadata["labels"] = {QUEUE_LABEL: queue}
-        spec["suspend"] = True
-    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+    document = manifest(context, launch, ("trainer.kubeflow.org/v1alpha1", "TrainJob"), spec)
+    files = (yaml_file("trainjob.yaml", context, document),)
+    return TargetOutput(files, ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
 
 
 def _trainer(context: ExportContext, launch: Launch) -> Fields:
