@@ -147,6 +147,14 @@ LONG = {
     "olmoe",
 }
 """Kinds beside which another that is traced by the same operators is always tried."""
+LAYERS: dict[str, dict[str, Any]] = {
+    "GELU": {},
+    "SiLU": {},
+    "Mish": {},
+    "LayerNorm": {"normalized_shape": 64, "bias": False},
+    "RMSNorm": {"normalized_shape": 64},
+}
+"""Layers that are one kernel on a card in each pass, also where torch's build for the CPU decomposes them."""
 kinds = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in KINDS]
 )
@@ -175,6 +183,10 @@ def on_cuda() -> dict[str, list[Trace]]:
     cases += [
         _case(precision, published.model_copy(update={"precision": precision}), [8], accumulates=False)
         for precision in ("fp32", "bf16-mixed")
+    ]
+    cases += [
+        _case(layer, python_spec("tests.support.traced_models:layered", layer=layer, **arguments), [4])
+        for layer, arguments in LAYERS.items()
     ]
     cases.append(_case("gpt2, dropout", DROPPING_OUT, [4]))
     cases.append(_case("lstm, packed", python_spec("tests.support.traced_models:packed"), SIZES[:1]))
@@ -323,6 +335,18 @@ def test_a_product_is_allocated_before_the_workspace_of_cublas(on_cuda: dict[str
     """The first layer's result of 32 values a sample, then the workspace, as torch calls cuBLAS with the result."""
     allocated = allocated_bytes(on_cuda["mlp"][0])
     assert allocated[allocated.index(8_519_680) - 1] == SIZES[0] * 32 * FLOAT
+
+
+@pytest.mark.parametrize("layer", ["SiLU", "Mish"])
+def test_an_activation_is_one_kernel_in_each_pass(layer: str, on_cuda: dict[str, list[Trace]]) -> None:
+    """All activations allocate the same: one tensor forward and one backward."""
+    assert allocated_bytes(on_cuda[layer][0]) == allocated_bytes(on_cuda["GELU"][0])
+
+
+def test_an_rms_norm_keeps_one_number_for_each_row(on_cuda: dict[str, list[Trace]]) -> None:
+    """The deviation: a LayerNorm keeps the mean too, for 4 rows in 2 layers, 2 micro-batches and 2 updates."""
+    rms, layer = (sorted(allocated_bytes(on_cuda[name][0])) for name in ("RMSNorm", "LayerNorm"))
+    assert sorted([*rms, *[4 * FLOAT] * 8]) == layer
 
 
 def test_dropout_allocates_its_mask_first(on_cuda: dict[str, list[Trace]]) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -227,6 +227,67 @@ class Conditional(Tokens):
         return {"loss": (model(batch).sum() + extra, len(batch))}
 
 
+class Layered(Tokens):
+    """Linear layers with another one of torch in between, which is named."""
+
+    def __init__(self, layer: str, arguments: dict[str, Any]) -> None:
+        self._layer = layer
+        self._arguments = arguments
+
+    def build_model(self) -> nn.Module:
+        """Three linear layers of width 64."""
+        layers: list[nn.Module] = [nn.Linear(8, 64)]
+        for width in (64, 4):
+            layers += [getattr(nn, self._layer)(**self._arguments), nn.Linear(64, width)]
+        return nn.Sequential(*layers)
+
+    def make_batch(self, size: int) -> Tensor:
+        """Random rows."""
+        return torch.randn(size, 8)
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over samples."""
+        return {"loss": (model(batch).square().sum(), len(batch))}
+
+
+class DiffusionBlock(nn.Module):
+    """A block of a diffusion transformer (DiT): its norms are shifted and scaled by what a step of noise says."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+
+    def forward(self, patches: Tensor, step: Tensor) -> Tensor:
+        """Patches ``(n, s, width)`` after attention and two layers, given steps ``(n, width)``."""
+        shift, scale, gate, shift_2, scale_2, gate_2 = self.modulation(step)[:, None].chunk(6, dim=-1)
+        states = self.norms[0](patches) * (1 + scale) + shift
+        patches = patches + gate * self.attention(states, states, states, need_weights=False)[0]
+        shifted: Tensor = self.norms[1](patches) * (1 + scale_2) + shift_2
+        return patches + gate_2 * self.layers(shifted)
+
+
+class Diffusion(Tokens):
+    """Predicts noise; a patch of a sample stands for the step too."""
+
+    def build_model(self) -> nn.Module:
+        """Two blocks."""
+        return nn.ModuleList(DiffusionBlock(32) for _ in range(2))
+
+    def make_batch(self, size: int) -> Tensor:
+        """Random patches."""
+        return torch.randn(size, 16, 32)
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum of squares."""
+        patches = batch
+        for block in cast("nn.ModuleList", model):
+            patches = block(patches, batch[:, 0])
+        return {"loss": ((patches - batch).square().sum(), len(batch))}
+
+
 class Existing(Tokens):
     """Returns one model, which was made before."""
 
@@ -332,6 +393,16 @@ def threaded() -> Threaded:
 def homesick() -> Homesick:
     """Kills forked processes."""
     return Homesick()
+
+
+def layered(layer: str, **arguments: Any) -> Tokens:
+    """Has a layer of torch."""
+    return Layered(layer, arguments)
+
+
+def diffusion() -> Tokens:
+    """A diffusion transformer."""
+    return Diffusion()
 
 
 def conditional() -> Tokens:

@@ -1,11 +1,13 @@
-"""Stand-ins in a traced run: a memory device without memory, functions of ``torch.cuda``, and Mamba's recurrence."""
+"""Stand-ins in a traced run: a memory device without memory, CUDA's functions and kernels, and Mamba's recurrence."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from batchwright.errors import BatchwrightError
 from batchwright.estimation.tracing.recorder import Recorder
 from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
+from batchwright.torch_internals import operators_with_kernel
 
 _RANDOM_STATE_BYTES = 16
 """Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
@@ -97,6 +100,43 @@ class _IdleStream:
     def query(self) -> bool:
         """Return True: all work is complete."""
         return True
+
+
+def operators_whole_on_cuda() -> set[str]:
+    """Return the operators that are one kernel on CUDA, and a composition of others where that kernel is missing.
+
+    Read from the table that torch is generated from, in which an operator may leave its kernels to another
+    (``structured_delegate``). The installed torch has the table, but only a CUDA build has the kernels.
+    """
+    table = files("torchgen").joinpath("packaged/ATen/native/native_functions.yaml").read_text()
+    entries = {entry[: entry.index("(")]: entry for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]}
+
+    def keys(name: str) -> set[str]:
+        return {key for line in re.findall(r"^    ([\w, ]+):", entries[name], re.MULTILINE) for key in line.split(", ")}
+
+    return {
+        f"aten::{name}"
+        for name, entry in entries.items()
+        if "CompositeImplicitAutograd" in keys(name)
+        and any("CUDA" in keys(owner) for owner in (name, *re.findall(r"structured_delegate: (\S+)", entry)))
+    }
+
+
+@cache
+def complete_cuda_kernels() -> torch.library.Library:
+    """Register the missing CUDA kernels of ``operators_whole_on_cuda`` in this process, which keeps the result.
+
+    Without a kernel, torch decomposes such an operator before a dispatch mode sees it, and the trace has temporaries
+    and activations that no card allocates. Fake tensors never reach the kernels: the dispatch mode handles them.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name in sorted(operators_whole_on_cuda() - set(operators_with_kernel("CUDA"))):
+        library.impl(name.removeprefix("aten::"), _not_computed, "CUDA")
+    return library
+
+
+def _not_computed(*_args: object, **_options: object) -> None:
+    raise NotImplementedError("a stand-in for CUDA computes nothing")
 
 
 @contextmanager

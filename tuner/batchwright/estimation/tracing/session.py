@@ -21,6 +21,7 @@ from batchwright.estimation.trace import Category, Trace
 from batchwright.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
 from batchwright.estimation.tracing.fake_device import (
     FakeDevice,
+    complete_cuda_kernels,
     emulate_cuda,
     grouped_scans,
     without_dropout_in_attention,
@@ -140,6 +141,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
     if profile is not None and shim is not None:
         shim.install(profile)
+        complete_cuda_kernels()
     ranks = spec.parallelism.world_size
     sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
     emulation = nullcontext if profile is None else partial(_emulated_cuda, profile, shim, tracer)

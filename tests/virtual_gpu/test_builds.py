@@ -1,0 +1,105 @@
+"""An estimate does not depend on the build of torch that traces: those for the CPU and for CUDA trace the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from batchwright.estimation.trace import Trace
+from batchwright.estimation.tracing.fake_device import operators_whole_on_cuda
+from batchwright.schemas.workload import WorkloadSpec
+from batchwright.torch_internals import operators_with_kernel
+from tests.estimation.test_families import FAMILIES, LLAMA, LORA
+from tests.estimation.test_tracing import KINDS, LAYERS
+from tests.support.factories import python_spec, transformers_spec
+from tests.support.paths import ROOT
+from tests.support.traced import traced_on_cuda
+
+pytestmark = pytest.mark.virtual_gpu
+
+CPU_BUILD = ROOT / ".venv" / "bin" / "python"
+"""Python with torch's build for the CPU, which `make install` makes."""
+_TRACES = """
+import json, pathlib, sys
+from tests.support.traced import traced_on_cuda
+folder = pathlib.Path(sys.argv[1])
+found = traced_on_cuda(json.loads((folder / "cases.json").read_bytes()))
+traces = {name: [trace.model_dump(mode="json") for trace in traces] for name, traces in found.items()}
+(folder / "traces.json").write_text(json.dumps(traces))
+"""
+EFFICIENTNET = {"model_type": "efficientnet", "image_size": 64, "hidden_dim": 320, "width_coefficient": 0.25}
+OWN: dict[str, WorkloadSpec] = {
+    "efficientnet": transformers_spec("image-classification", EFFICIENTNET, batch={"image_size": 64}),
+    "diffusion transformer": python_spec("tests.support.traced_models:diffusion"),
+    "llama, checkpointed": transformers_spec(
+        "causal-lm", LLAMA, batch={"sequence_length": 16}, precision="bf16", activation_checkpointing=True
+    ),
+    **{
+        f"qlora, {'checkpointed' if checkpoints else 'plain'}": transformers_spec(
+            "causal-lm",
+            LLAMA,
+            batch={"sequence_length": 16},
+            precision="bf16-mixed",
+            adapter={**LORA, "quantization": {"kind": "nf4"}},
+            activation_checkpointing=checkpoints,
+        )
+        for checkpoints in (False, True)
+    },
+    **{
+        layer: python_spec("tests.support.traced_models:layered", layer=layer, **arguments)
+        for layer, arguments in LAYERS.items()
+    },
+}
+ALL = {**KINDS, **{f"family {name}": spec for name, spec in FAMILIES.items()}, **OWN}
+
+
+@pytest.fixture(scope="module")
+def by_build(tracing: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Trace]]]:
+    """The traces of all kinds of models and families: by torch's build for the CPU, and by that for CUDA."""
+    del tracing
+    if not CPU_BUILD.exists():
+        pytest.skip(f"{CPU_BUILD} is missing: run `make install`")
+    cases: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "spec": spec.model_dump(mode="json"),
+            "sizes": [4],
+            "accumulates": True,
+            "compute_capability": [9, 0],
+        }
+        for name, spec in ALL.items()
+    ]
+    folder = tmp_path_factory.mktemp("builds")
+    (folder / "cases.json").write_text(json.dumps(cases))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tuner", ROOT / "service")))
+    ended = subprocess.run(
+        [CPU_BUILD, "-c", _TRACES, folder],
+        cwd=ROOT,
+        env={"HOME": os.environ["HOME"], "PATH": os.environ["PATH"], "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((folder / "traces.json").read_bytes())
+    return [
+        {name: [Trace.model_validate(trace) for trace in traces] for name, traces in found.items()},
+        traced_on_cuda(cases),
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_both_builds_trace_the_same(name: str, by_build: list[dict[str, list[Trace]]]) -> None:
+    """Every block, in the same order."""
+    of_cpu, of_cuda = by_build
+    assert of_cpu[name] == of_cuda[name]
+
+
+def test_the_table_of_torch_names_the_operators_that_are_whole_on_cuda() -> None:
+    """The operators for which this build, which is CUDA's, has both a kernel of CUDA and a composition."""
+    both = set(operators_with_kernel("CUDA")) & set(operators_with_kernel("CompositeImplicitAutograd"))
+    assert operators_whole_on_cuda() == both
