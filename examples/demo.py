@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import plotly.graph_objects as go
 from rich.console import Console
 
 from batchwright.cli.display import ProbeBoard, TrainingBar, recommendation_panel
 from batchwright.client import Client
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import EventKind, Job
-from batchwright.plots import plot_loss, plot_memory
-from batchwright.schemas.recommendation import Recommendation
+from batchwright.library.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import TrainingProgress
@@ -137,10 +137,12 @@ def main() -> None:
         console.print(f"[bold]Tuning[/] GPT-2 over bytes, effective batch {request.effective_batch_size}")
         found = tune(client, request, console)
         write_atomically(directory / "recommendation.json", found.model_dump_json(indent=2))
-        plot_memory(found, directory)
+        found.plot().write_html(directory / "memory.html")
         console.print(recommendation_panel(found))
         job, history = train(client, found, options.updates, console)
-    plot_loss(history, directory)
+    losses = go.Scatter(x=[made.update for made in history], y=[made.loss for made in history], mode="lines")
+    titles = {"xaxis_title": "optimizer update", "yaxis_title": "loss"}
+    go.Figure(losses, layout=go.Layout(template="simple_white", **titles)).write_html(directory / "loss.html")
     if job.state is not State.SUCCEEDED:
         sys.exit(f"the job ended as {job.state}: {job.problem.detail if job.problem else ''}")
     console.print(

@@ -33,7 +33,7 @@ def test_only_training_needs_torch() -> None:
     """The other names are imported without torch, transformers, NVML and the service's packages."""
     code = f"""
 from tests.support.blocked_imports import block
-block("torch", "transformers", "numpy", "fastapi", "sqlalchemy", "uvicorn", "pynvml", "plotly", "matplotlib")
+block("torch", "transformers", "numpy", "fastapi", "sqlalchemy", "uvicorn", "pynvml", "plotly")
 import batchwright
 for name in {TORCH_FREE!r}:
     getattr(batchwright, name)

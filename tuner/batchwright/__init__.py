@@ -21,7 +21,7 @@ The package is the library and the command line. It works without the service, a
 - ``probing``: measured trials, each in a process of its own, under a memory limit.
 - ``estimation``: the memory curve of a workload without a GPU, from traces and a simulated allocator.
 - ``training``: exact gradient accumulation, the training loop, checkpoints, and the processes of a run. ``exports``: a
-  recommendation as configuration of a framework or a launcher. ``plots``: pictures of a run.
+  recommendation as configuration of a framework or a launcher. ``plots``: the plot of a tuning.
 - ``hardware``: memory devices, the table of GPUs, and the classification of out-of-memory errors. ``planning``: the
   search, the plan and the recommendation, as pure functions of recorded results. ``workloads``: a spec as a model, a
   worst-case batch and named loss terms.
