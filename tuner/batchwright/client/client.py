@@ -13,7 +13,6 @@ from batchwright.client import sync
 from batchwright.client.core import Core
 from batchwright.client.errors import ClientError
 from batchwright.client.resources.api import AsyncCalls
-from batchwright.client.retries import RetryPolicy
 from batchwright.client.sync import Blocking
 from batchwright.client.transport import AsyncTransport, BlockingTransport, Transport
 
@@ -74,17 +73,7 @@ class AsyncClient(AsyncCalls):
 class Client(Blocking[AsyncCalls]):
     """A blocking client of one service, safe to share between threads. Close it, or use it as a context manager.
 
-    Args:
-        base_url: where the service listens.
-        api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
-        timeout_seconds: how long the service may be silent before and within a response, not counting the time of a
-            long poll; a connection has 10 s at most.
-        retry_seconds: how long, from its first failure, a call that may be repeated is retried after lost connections,
-            timeouts, 429, 502, 503 and 504; 0 for never.
-        http: an `httpx.Client` to use instead, for example with a proxy; its owner closes it.
-
-    Raises:
-        ClientError: when the key, the address or a duration is malformed.
+    The arguments and errors are those of ``AsyncClient``; ``http`` is an `httpx.Client`.
     """
 
     occupancy = sync.blocking(AsyncCalls.occupancy)
@@ -134,11 +123,7 @@ class Client(Blocking[AsyncCalls]):
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header with the given key, else with that of the environment. An error never shows the key.
-
-    Raises:
-        ClientError: when the key has characters that no header can carry.
-    """
+    """Return the header with the given key, else with that of the environment. An error never shows the key."""
     given = os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key
     if not isinstance(given, str):
         raise ClientError(f"`api_key` must be a text, not {type(given).__name__}")
@@ -151,24 +136,16 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 
 def _core(transport: Transport, timeout_seconds: float, retry_seconds: float) -> Core:
-    """Build the core of a client.
-
-    Raises:
-        ClientError: when a duration is no number of seconds, or too short.
-    """
+    """Build the core of a client, if the durations are numbers of seconds, and not too short."""
     for name, value, shortest in (("timeout_seconds", timeout_seconds, 1e-3), ("retry_seconds", retry_seconds, 0.0)):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not shortest <= value < math.inf:
             raise ClientError(f"`{name}` must be a number of seconds of at least {shortest:g}, not {value!r}")
-    return Core(transport, RetryPolicy(retry_seconds), timeout_seconds)
+    return Core(transport, retry_seconds, timeout_seconds)
 
 
 def _address(base_url: str) -> httpx.URL:
-    """Parse the address of the service.
-
-    Raises:
-        ClientError: when the address is malformed.
-    """
+    """Parse the address of the service."""
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:

@@ -17,7 +17,7 @@ from batchwright.client.documents.work import Event, Page, RowT
 from batchwright.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
 from batchwright.client.etag_cache import EtagCache
 from batchwright.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
-from batchwright.client.retries import RetryBudget, RetryPolicy
+from batchwright.client.retries import RetryBudget
 from batchwright.client.sdk_documents import Job, Tuning
 from batchwright.client.transport import Transport
 
@@ -37,38 +37,26 @@ FollowedT = TypeVar("FollowedT", Tuning, Job)
 
 
 class Core:
-    """Makes calls over a transport.
+    """Makes calls over a transport, with the errors of ``Resource``.
 
     Args:
         transport: sends the requests.
-        policy: how repeatable calls are retried.
+        retry_seconds: how long repeatable calls are retried.
         timeout_seconds: how long the service may be silent, not counting the time of a long poll.
     """
 
-    def __init__(self, transport: Transport, policy: RetryPolicy, timeout_seconds: float) -> None:
+    def __init__(self, transport: Transport, retry_seconds: float, timeout_seconds: float) -> None:
         self.transport = transport
-        self._policy = policy
+        self._retry_seconds = retry_seconds
         self._timeout_seconds = timeout_seconds
         self._etags = EtagCache()
 
     async def call(self, kind: type[DocumentT], call: Call, extra_seconds: float = 0.0) -> DocumentT:
-        """Make a call whose response is a ``kind``; ``extra_seconds`` is the time the service was asked to wait.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
-            UnexpectedResponseError: when the response is not such a document.
-        """
+        """Make a call whose response is a ``kind``; ``extra_seconds`` is the time the service was asked to wait."""
         return parse_document(kind, await self.send(call, self._timeout_seconds + extra_seconds))
 
     async def read(self, kind: type[DocumentT], path: str) -> DocumentT:
-        """Return the document at a path. The service does not send it again if it has not changed since the last read.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
-            UnexpectedResponseError: when the response is not such a document.
-        """
+        """Return the document at a path, which the service does not send again if it has not changed since."""
         cached = self._etags.find(kind, path)
         headers = {} if cached is None else {"If-None-Match": cached[0]}
         response = await self.send(Call("GET", path, headers=headers), self._timeout_seconds)
@@ -79,22 +67,16 @@ class Core:
         return document
 
     async def text(self, call: Call) -> str:
-        """Make a call whose response is plain text.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
-        """
+        """Make a call whose response is plain text."""
         return (await self.send(call, self._timeout_seconds)).text
 
     async def delete(self, path: str) -> None:
         """Delete the resource at a path. A retry that finds nothing succeeds: the lost response was of a deletion.
 
         Raises:
-            ApiError: when the service refuses, or there is nothing with this id.
-            ConnectionFailedError: when the service cannot be reached.
+            NotFoundError: when there is nothing with this id.
         """
-        budget = RetryBudget(self._policy)
+        budget = RetryBudget(self._retry_seconds)
         try:
             await self.send(Call("DELETE", path), self._timeout_seconds, budget)
         except NotFoundError:
@@ -105,12 +87,8 @@ class Core:
         """Cancel or delete several pieces of work, and return the result for each.
 
         What a retry does not find was deleted: the lost response was of its deletion.
-
-        Raises:
-            ApiError: when the service refuses the request.
-            ConnectionFailedError: when the service cannot be reached.
         """
-        budget = RetryBudget(self._policy)
+        budget = RetryBudget(self._retry_seconds)
         call = Call("POST", path, body=submission, repeatable=True)
         found = parse_document(BulkResponse, await self.send(call, self._timeout_seconds, budget)).items
         if not budget.failures or submission.action is not BulkAction.DELETE:
@@ -121,13 +99,8 @@ class Core:
         )
 
     async def send(self, call: Call, timeout_seconds: float, budget: RetryBudget | None = None) -> httpx.Response:
-        """Make a call, with retries if it is repeatable and the error is transient.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
-        """
-        budget = budget or RetryBudget(self._policy)
+        """Make a call, with retries if it is repeatable and the error is transient."""
+        budget = budget or RetryBudget(self._retry_seconds)
         while True:
             try:
                 return await self._once(call, timeout_seconds)
@@ -148,8 +121,6 @@ class Core:
 
         Raises:
             WaitTimeoutError: when the work has not ended in time.
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
         """
         until = None if timeout_seconds is None else self.transport.now() + timeout_seconds
         while True:
@@ -167,7 +138,7 @@ class Core:
         seconds = min(left, _LONGEST_WAIT_SECONDS)
         call = Call("GET", path, {"wait": round(seconds, 3)})
         timeout_seconds = min(seconds + self._timeout_seconds, left + _LATE_SECONDS)
-        return parse_document(kind, await self.send(call, timeout_seconds, RetryBudget(self._policy, until)))
+        return parse_document(kind, await self.send(call, timeout_seconds, RetryBudget(self._retry_seconds, until)))
 
     async def _sleep_until(self, time: float, until: float | None) -> None:
         left = (time if until is None else min(time, until)) - self.transport.now()
@@ -175,12 +146,7 @@ class Core:
             await self.transport.sleep(left)
 
     async def rows(self, kind: type[Page[RowT]], call: Call) -> AsyncGenerator[RowT, None]:
-        """Iterate over the rows of a list; each page is fetched when it is needed.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
-        """
+        """Iterate over the rows of a list; each page is fetched when it is needed."""
         cursor: str | None = None
         while True:
             page_call = replace(call, query={**call.query, "cursor": cursor})
@@ -191,13 +157,8 @@ class Core:
                 return
 
     async def events(self, path: str, after: int) -> AsyncGenerator[Event, None]:
-        """Iterate over the events to the last; a broken connection is resumed.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service stays unreachable.
-        """
-        budget = RetryBudget(self._policy)
+        """Iterate over the events to the last; a broken connection is resumed."""
+        budget = RetryBudget(self._retry_seconds)
         ended = False
         while True:
             error: ClientError
@@ -241,7 +202,12 @@ class _NoMoreEventsError(Exception):
 
 
 class Resource:
-    """A group of calls to the API."""
+    """A group of calls to the API.
+
+    Every call raises ``ApiError`` when the service refuses it, ``ConnectionFailedError`` when the service cannot be
+    reached within the retry budget, and ``UnexpectedResponseError`` for a response that this service does not send.
+    Their docstrings name the errors of their own.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -56,21 +56,14 @@ class Call:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of ``httpx.Client.request``."""
-        headers = dict(self.headers)
+        parameters = {name: value for name, value in self.query.items() if value is not None}
+        headers, content = dict(self.headers), {}
         if self.idempotency_key is not None:
             headers["Idempotency-Key"] = self.idempotency_key
-        if self.body is None:
-            return {"method": self.method, "url": self.path, "params": self._parameters(), "headers": headers}
-        return {
-            "method": self.method,
-            "url": self.path,
-            "params": self._parameters(),
-            "headers": {**headers, "Content-Type": "application/json"},
-            "content": self.body.model_dump_json(),
-        }
-
-    def _parameters(self) -> dict[str, Any]:
-        return {name: value for name, value in self.query.items() if value is not None}
+        if self.body is not None:
+            headers["Content-Type"] = "application/json"
+            content = {"content": self.body.model_dump_json()}
+        return {"method": self.method, "url": self.path, "params": parameters, "headers": headers, **content}
 
 
 def path_of(collection: str, identifier: str, *rest: str) -> str:

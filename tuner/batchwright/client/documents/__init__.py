@@ -1,4 +1,4 @@
-"""Define the documents that the SDK and the service share. Pure data.
+"""Define the documents that the SDK and the service share. Pure data: no FastAPI, SQLAlchemy or torch.
 
 - ``work``: tunings, jobs, probes, events and recommendations as the API returns them.
 - ``states``: the states of a tuning or job, and the one table of the transitions between them.

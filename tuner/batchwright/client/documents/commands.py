@@ -1,7 +1,4 @@
-"""Commands that the operator of a service has registered, as callers see them. Pure data.
-
-The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
-"""
+"""Commands that the operator of a service has registered, as callers see them. Pure data."""
 
 from __future__ import annotations
 

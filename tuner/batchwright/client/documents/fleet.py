@@ -1,7 +1,4 @@
-"""The clusters that run dispatched work: nodes, and the work that waits for them. Pure data.
-
-The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
-"""
+"""The clusters that run dispatched work: nodes, and the work that waits for them. Pure data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Staleness of recommendations: what changed on their devices since they were made. Pure data and rules.
-
-The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
-"""
+"""Staleness of recommendations: what changed on their devices since they were made. Pure data and rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The states of tunings and jobs, and the transitions between them. Pure data.
-
-The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
-"""
+"""The states of tunings and jobs, and the transitions between them. Pure data."""
 
 from __future__ import annotations
 

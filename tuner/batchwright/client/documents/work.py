@@ -1,7 +1,4 @@
-"""The documents that the API takes and returns. Pure data.
-
-The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
-"""
+"""The documents that the API takes and returns. Pure data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Devices, their workers, the queue, statistics and health. Pure data.
-
-The SDK imports this module, so it knows neither FastAPI nor SQLAlchemy nor torch.
-"""
+"""Devices, their workers, the queue, statistics and health. Pure data."""
 
 from __future__ import annotations
 

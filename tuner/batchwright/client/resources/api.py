@@ -93,7 +93,6 @@ class AsyncKeys(Resource):
         """Create a key. Its secret is ``key`` of the result and is never shown again. The call is never retried.
 
         Raises:
-            ApiError: when the service refuses.
             ConnectionFailedError: when no response came; a key that nobody has may have been created.
         """
         submission = KeySubmission(
@@ -165,28 +164,16 @@ class AsyncCalls(Resource):
         self.webhooks = AsyncWebhooks(core)
 
     async def occupancy(self, period: OccupancyPeriod | str = OccupancyPeriod.DAY) -> Occupancy:
-        """Return the shares of time for which work held each device: of the last day, or of the last 7 days (`7d`).
-
-        Raises:
-            ApiError: when the service refuses.
-        """
+        """Return the shares of time for which work held each device: of the last day, or of the last 7 days (`7d`)."""
         given = {"period": OccupancyPeriod(period).value}
         return await self._core.call(Occupancy, Call("GET", "/v1/occupancy", given))
 
     async def summary(self, period: Period | str = Period.DAY) -> Summary:
-        """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended.
-
-        Raises:
-            ApiError: when the service refuses.
-        """
+        """Summarise the work of the last day, the last 7 days (`7d`) or all time (`all`), and what has not ended."""
         return await self._core.call(Summary, Call("GET", "/v1/summary", {"period": Period(period).value}))
 
     async def fleet(self) -> Fleet:
-        """List the Ray and Slurm clusters that run the work, with their nodes and the reasons why work waits.
-
-        Raises:
-            ApiError: when the service refuses.
-        """
+        """List the Ray and Slurm clusters that run the work, with their nodes and the reasons why work waits."""
         return await self._core.call(Fleet, Call("GET", "/v1/fleet"))
 
     async def livez(self) -> Health:
@@ -213,10 +200,5 @@ class AsyncCalls(Resource):
             kind: the document in the response.
             call: the request.
             extra_seconds: the time the service was asked to wait.
-
-        Raises:
-            ApiError: when the service refuses.
-            ConnectionFailedError: when the service cannot be reached.
-            UnexpectedResponseError: when the response is not such a document.
         """
         return await self._core.call(kind, call, extra_seconds)

@@ -51,10 +51,6 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
             project: as for a tuning.
             labels: as for a tuning.
             idempotency_key: as for a tuning.
-
-        Raises:
-            ApiError: when the service refuses the submission.
-            ConnectionFailedError: when the service cannot be reached.
         """
         names = {"name": name, "project": project, "labels": dict(labels or {})}
         submission = _job_submission(recommendation, training, priority=priority, **names)
@@ -73,9 +69,6 @@ class AsyncJobs(AsyncWork[Job, JobSummary]):
             recommendation: the plan to train with, or the id of a stored recommendation.
             training: the settings of the run; a short run when left out.
             export: also export the plan for this framework or launcher.
-
-        Raises:
-            ApiError: when the service refuses the submission.
         """
         submission = _job_submission(recommendation, training, dry_run=True, export=export)
         return await self._core.call(ConfiguredJob, Call("POST", _JOBS, body=submission, repeatable=True))

@@ -61,10 +61,6 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
             labels: values by key, by which lists can be filtered; both have the bounds of Kubernetes labels.
             idempotency_key: the caller's own key, for example the id of a scheduler's job: another process that submits
                 the same request under this key gets the same tuning. A new key when left out.
-
-        Raises:
-            ApiError: when the service refuses the request.
-            ConnectionFailedError: when the service cannot be reached.
         """
         names = {"name": name, "project": project, "labels": dict(labels or {})}
         known = TuningRequest.model_validate(request)  # names in a dictionary would be lost
@@ -85,21 +81,12 @@ class AsyncTunings(AsyncWork[Tuning, TuningSummary]):
     ) -> Recommendation:
         """Submit a tuning and wait for its recommendation, which may be that nothing fits (``feasible`` is false).
 
-        Args:
-            request: the workload, the effective batch size and the device.
-            timeout_seconds: how long to wait; the tuning continues after that.
-            fresh: as for ``submit``.
-            priority: as for ``submit``.
-            name: as for ``submit``.
-            project: as for ``submit``.
-            labels: as for ``submit``.
-            idempotency_key: as for ``submit``.
+        ``timeout_seconds`` is how long to wait; the tuning continues after that. The other arguments are those of
+        ``submit``.
 
         Raises:
             TuningFailedError: when the tuning ends without a recommendation; the error carries the problem.
             WaitTimeoutError: when the tuning has not ended in time.
-            ApiError: when the service refuses the request.
-            ConnectionFailedError: when the service cannot be reached.
         """
         tuning = await self.submit(
             request,
@@ -155,7 +142,6 @@ class AsyncRecommendations(Resource):
         Raises:
             NotFoundError: when there is no recommendation with this id.
             ConflictError: when no live worker has its kind of device.
-            ApiError: when the service refuses.
         """
         path = path_of(_RECOMMENDATIONS, recommendation_id, "confirm")
         return await self._core.call(Tuning, Call("POST", path, idempotency_key=str(uuid.uuid4())))
@@ -204,11 +190,7 @@ class AsyncRecommendations(Resource):
         return await self._core.text(_export(recommendation_id, (name, file_name), target_version, options))
 
     async def formats(self) -> tuple[ExportFormat, ...]:
-        """List the targets of exports: frameworks, then launchers.
-
-        Raises:
-            ApiError: when the service refuses.
-        """
+        """List the targets of exports: frameworks, then launchers."""
         return (await self._core.call(ExportFormatList, Call("GET", _EXPORTS))).items
 
     def list(  # noqa: PLR0913 - one per filter
@@ -231,9 +213,6 @@ class AsyncRecommendations(Resource):
         """Iterate over the matching recommendations, fetched page by page; search and sort as in ``AsyncWork.list``.
 
         With ``stale``, only those whose torch, driver or hardware has changed since (True), or that still hold (False).
-
-        Raises:
-            ApiError: when the service refuses.
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}

@@ -48,7 +48,6 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         Raises:
             WaitTimeoutError: when the work has not ended within ``timeout_seconds``.
             NotFoundError: when there is no work with this id.
-            ConnectionFailedError: when the service stays unreachable.
         """
         return await self._core.until_ended(self._document, path_of(self._path, work_id), timeout_seconds)
 
@@ -59,7 +58,6 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
 
         Raises:
             NotFoundError: when there is no work with this id.
-            ConnectionFailedError: when the service stays unreachable.
         """
         return self._core.events(path_of(self._path, work_id, "events"), after)
 
@@ -89,18 +87,11 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         """Cancel several, and return for each its new state, or the problem because of which it is unchanged.
 
         The service changes 100 in one transaction. Unknown ones, and those of another API key, are refused one by one.
-
-        Raises:
-            ApiError: when the service refuses the request.
         """
         return await self._change_all(BulkAction.CANCEL, work_ids)
 
     async def delete_all(self, work_ids: Sequence[str]) -> tuple[BulkResult, ...]:
-        """Delete several that have ended, and return the result for each, as ``cancel_all`` does.
-
-        Raises:
-            ApiError: when the service refuses the request.
-        """
+        """Delete several that have ended, and return the result for each, as ``cancel_all`` does."""
         return await self._change_all(BulkAction.DELETE, work_ids)
 
     def list(  # noqa: PLR0913 - one per filter
@@ -136,9 +127,6 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             slot: the slot (host and device) that runs it, or ran it last.
             sort: the field to sort by, such as ``"name"`` or ``"-samples_per_second"``; the newest come first without.
             page_size: rows of one request.
-
-        Raises:
-            ApiError: when the service refuses.
         """
         filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
         given = {"project": project, "owner": owner, "problem_code": problem_code, "slot": slot, "sort": sort}
