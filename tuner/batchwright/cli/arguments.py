@@ -1,4 +1,4 @@
-"""Build validated requests from the arguments of commands, before any work."""
+"""Build validated requests from the arguments of commands, before any work; a ``SpecError`` names the wrong options."""
 
 from __future__ import annotations
 
@@ -46,16 +46,7 @@ _OPTIONS = {
 
 
 def tuning_request(spec: Path | Mapping[str, object] | None, tuning: TuningOptions, **fields: object) -> TuningRequest:
-    """The request of the ``tune`` and ``run`` commands.
-
-    Args:
-        spec: the file of the spec, or the spec of a command.
-        tuning: the options.
-        fields: further fields of the request.
-
-    Raises:
-        SpecError: naming every field at fault.
-    """
+    """The request of the ``tune`` and ``run`` commands, for a file or the spec of a command, with more ``fields``."""
     loaded = read_spec(spec) if isinstance(spec, Path) else parse_document(CommandSpec, dict(spec or {}), "command")
     given = {name: value for name, value in vars(tuning).items() if name in TuningRequest.model_fields}
     given |= {"spec": _with_world_size(loaded, tuning.world_size), "baseline": baseline(tuning.baseline_plan)}
@@ -66,21 +57,13 @@ def tuning_request(spec: Path | Mapping[str, object] | None, tuning: TuningOptio
 
 
 def read_spec(path: Path) -> WorkloadSpec | CommandSpec:
-    """Read the spec of a workload, with the config of its pretrained model, or of a command.
-
-    Raises:
-        SpecError: when a file cannot be read, or is wrong.
-    """
+    """Read the spec of a workload, with the config of its pretrained model, or of a command."""
     spec = load_any_spec(path)
     return spec if isinstance(spec, CommandSpec) else with_pretrained_config(spec)
 
 
 def baseline(text: str | None) -> dict[str, object] | None:
-    """The baseline of a request, from the option: a size, or ``8x16`` for 16 steps of 8; none where it is not given.
-
-    Raises:
-        SpecError: naming the option.
-    """
+    """The baseline of a request, from the option: a size, or ``8x16`` for 16 steps of 8; None if it is not given."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
@@ -91,11 +74,7 @@ def baseline(text: str | None) -> dict[str, object] | None:
 
 
 def named(tuning: TuningOptions) -> Named:
-    """The names of a tuning; each label is a text ``key=value``.
-
-    Raises:
-        SpecError: naming every option at fault.
-    """
+    """The names of a tuning; each label is a text ``key=value``."""
     pairs = [text.partition("=") for text in tuning.label or ()]
     if without := [key for key, sign, _ in pairs if not sign]:
         raise wrong_argument("--label", "must be a key and a value, for example `team=vision`", without[0])
@@ -104,11 +83,7 @@ def named(tuning: TuningOptions) -> Named:
 
 
 def training_request(training: TrainingOptions) -> TrainingRequest:
-    """The request of the ``train`` and ``run`` commands.
-
-    Raises:
-        SpecError: naming every field at fault.
-    """
+    """The request of the ``train`` and ``run`` commands."""
     given = {name: value for name, value in vars(training).items() if name in TrainingRequest.model_fields}
     given |= {"processes_per_node": training.nproc_per_node, "trackers": tuple(training.tracker or ())}
     return _checked(TrainingRequest, given)
@@ -117,11 +92,7 @@ def training_request(training: TrainingOptions) -> TrainingRequest:
 def estimate_request(
     *, spec: Path, world_size: int | None, gpus: Sequence[str], all_gpus: bool, **fields: object
 ) -> EstimateRequest:
-    """The request of the ``estimate`` command.
-
-    Raises:
-        SpecError: naming every field at fault.
-    """
+    """The request of the ``estimate`` command."""
     names = _names_of_gpus(gpus, all_gpus=all_gpus)
     workload = _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
     return _checked(EstimateRequest, {"spec": workload, "gpus": names, **fields})
@@ -164,11 +135,7 @@ def with_options(message: str) -> str:
 
 @contextmanager
 def naming_options(**typed: object) -> Iterator[None]:
-    """Replace fields by options, and values by the typed text, in errors about a request.
-
-    Args:
-        typed: typed values by the names of the request's fields.
-    """
+    """Replace fields by options, and values by the typed text, by field, in errors about a request."""
     try:
         yield
     except SpecError as error:
@@ -193,11 +160,7 @@ def _naming_option(problem: FieldProblem) -> FieldProblem:
 
 
 def check_file(path: Path) -> None:
-    """Check before any work that the file of ``--output`` can be written.
-
-    Raises:
-        SpecError: when the path is a folder, or the file cannot be created.
-    """
+    """Check before any work that the file of ``--output`` can be written."""
     _check(path.is_dir, "--output", path)
     if path.is_dir():
         raise wrong_argument("--output", "is a folder: name a file in it", path)
@@ -205,20 +168,12 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(directory: Path, option: str) -> None:
-    """Check before any work that files can be created in ``directory``, which need not exist yet.
-
-    Raises:
-        SpecError: naming the option.
-    """
+    """Check before any work that files can be created in ``directory``, which need not exist yet."""
     _check(lambda: check_writable(directory / _ANY_FILE), option, directory)
 
 
 def _check(attempt: Callable[[], object], option: str, path: Path) -> None:
-    """Run ``attempt`` and translate its errors.
-
-    Raises:
-        SpecError: naming the option, when the system refuses the attempt.
-    """
+    """Run ``attempt`` and translate its errors."""
     try:
         attempt()
     except StorageError as error:

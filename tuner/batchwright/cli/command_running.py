@@ -55,14 +55,7 @@ def train_command(found: Recommendation, updates: int, directory: Path, *, as_do
 
 
 class _ShownJob:
-    """A job whose output and progress are shown until it ends.
-
-    Args:
-        job: the job, which has been started.
-        found: its recommendation.
-        stream: takes the output of the command.
-        console: takes the lines of progress.
-    """
+    """A job that has been started: shows its output on ``stream`` and its progress on ``console`` until it ends."""
 
     def __init__(self, job: CommandJob, found: Recommendation, stream: TextIO, console: Console) -> None:
         self._job, self._stream, self._console = job, stream, console

@@ -123,11 +123,7 @@ def _batchwright(
 
 
 def _require_known_variables() -> None:
-    """Refuse misspelt variables. Without a service's packages, its settings are not known, and nothing is refused.
-
-    Raises:
-        SpecError: naming every unknown variable.
-    """
+    """Refuse misspelt variables. Without a service's packages, its settings are not known, and nothing is refused."""
     if not possible_settings(os.environ):
         return
     for found in metadata.entry_points(group=_SETTINGS):

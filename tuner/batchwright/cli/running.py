@@ -75,12 +75,7 @@ def _require_tuned_command(recommendation: Recommendation, spec: CommandSpec) ->
 
 
 def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | None) -> None:
-    """Check before any work that a run can start.
-
-    Args:
-        tuning: the tuning request of the recommendation.
-        training: the training request.
-        device: the device of the run; the first GPU, else the CPU, when left out.
+    """Check before any work that a run can start on ``device``: the first GPU, else the CPU, when left out.
 
     Raises:
         DeviceError: when this host lacks the device, or has fewer cards than the run has processes.

@@ -173,11 +173,7 @@ def command_model(context: typer.Context, spec: Path | None, given: CommandOptio
 
 
 def _as_shell_reads(command: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables before the program of a command, and its program and arguments.
-
-    Raises:
-        SpecError: when the program is quoted with its arguments, and they need a shell.
-    """
+    """Return the variables before the program of a command, and its program and arguments."""
     words, variables = list(command), {}
     if len(command[0].split()) > 1 and not Path(command[0]).exists():
         words[:1] = _words_of(command[0])
@@ -188,11 +184,7 @@ def _as_shell_reads(command: Sequence[str]) -> tuple[dict[str, str], tuple[str, 
 
 
 def _words_of(quoted: str) -> list[str]:
-    """The words of a command that was written in quotes.
-
-    Raises:
-        SpecError: when it needs a shell, or a quotation mark in it is not closed.
-    """
+    """The words of a command that was written in quotes, and needs no shell."""
     reason = "has characters for a shell" if _FOR_SHELL.search(quoted) else ""
     try:
         words = shlex.split(quoted)

@@ -39,10 +39,7 @@ FollowedT = TypeVar("FollowedT", Tuning, Job)
 class Core:
     """Makes calls over a transport, with the errors of ``Resource``.
 
-    Args:
-        transport: sends the requests.
-        retry_seconds: how long repeatable calls are retried.
-        timeout_seconds: how long the service may be silent, not counting the time of a long poll.
+    ``timeout_seconds`` is how long the service may be silent, not counting the time of a long poll.
     """
 
     def __init__(self, transport: Transport, retry_seconds: float, timeout_seconds: float) -> None:

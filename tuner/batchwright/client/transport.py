@@ -33,11 +33,7 @@ class Stream:
 
 
 class Transport(ABC):
-    """Sends requests, and translates the errors of httpx.
-
-    Args:
-        headers: sent with every request.
-    """
+    """Sends requests, each with some headers, and translates the errors of httpx."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = headers

@@ -28,14 +28,7 @@ _LEAST_SHARE = 0.01
 
 
 def judge_updates(reports: Reports, figures: Figures, model: CommandModel, *, of_plan: bool) -> CountedUpdates | None:
-    """Judge the updates of a command; none where it made no update.
-
-    Args:
-        reports: what its processes have reported.
-        figures: the figures that it was given.
-        model: the command.
-        of_plan: whether the figures are those of a plan.
-    """
+    """Judge the updates of a command that was given these figures; None if it made no update."""
     if not reports.trained:
         return None
     ranks = tuple(rank for process in reports.trained for rank in _counted_ranks(process))
@@ -200,11 +193,7 @@ def describe_counted(
 ) -> str:
     """Describe the counted figures: `4 backward passes of 25 samples per update on each of 2 ranks: 200`.
 
-    Args:
-        ranks: the updates of each optimizer and rank.
-        whole: the places of the whole updates of each.
-        figures: the figures that the command was given.
-        world_size: the ranks.
+    ``whole`` has the places of the whole updates of each of ``ranks``.
     """
     by_rank = [_describe(rank, places, figures, world_size) for rank, places in zip(ranks, whole, strict=True)]
     if len(set(by_rank)) == 1:

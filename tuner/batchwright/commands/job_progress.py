@@ -13,12 +13,7 @@ from batchwright.schemas.training import CommandProgress
 
 
 class JobReports:
-    """The reports of a job's processes: their progress, and every OOM.
-
-    Args:
-        folder: the folder of the events.
-        total: updates that the command will make, where it takes their number.
-    """
+    """The reports of a job's processes: their progress, towards a total if it is known, and every OOM."""
 
     def __init__(self, folder: Path, total: int | None) -> None:
         self._folder, self._total = folder, total

@@ -77,11 +77,7 @@ class ReportedProcess:
 
 
 class Reports:
-    """The reports of all processes of a command.
-
-    Args:
-        folder: the folder of the events.
-    """
+    """The reports of all processes of a command, in the folder of the events."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -31,9 +31,7 @@ _COMMAND_LENGTH = 200
 def stacks_of(processes: Mapping[int, str], events: Path) -> str:
     """Return the stacks of the threads of each process that can be read.
 
-    Args:
-        processes: command lines by process id.
-        events: the folder of the events, where armed processes have a file for their stacks.
+    ``processes`` has command lines by process id. Armed processes have a file for their stacks in ``events``.
     """
     py_spy = find_py_spy()
     found = {} if py_spy is None else _read_from_outside(py_spy, list(processes))

@@ -83,13 +83,9 @@ class RenderedCommand:
 
 
 def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bool = True) -> RenderedCommand:
-    """Render a command.
+    """Render a command for these figures.
 
-    Args:
-        model: the command.
-        figures: the figures that replace the placeholders.
-        folder: the folder for the configuration files, and for what the command writes to its output folder.
-        for_probe: whether to add the arguments and variables that only probes have.
+    ``folder`` is for the configuration files, and for what the command writes to its output folder.
     """
     files = {name: folder / "files" / name for name in model.files}
     values = {

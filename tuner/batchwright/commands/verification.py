@@ -25,12 +25,8 @@ def verify(
 ) -> Verification:
     """Run a command for a few updates under the limit of a recommendation, and compare them with a plan.
 
-    Args:
-        recommendation: the recommendation, for its device, limit and time limit.
-        plan: its plan, or that of an export.
-        command: the command, with placeholders or with the figures of the plan in its text.
-        created_at: the time of the run.
-        format_: the export whose plan it is.
+    The plan is that of the recommendation, or of the export ``format_``. The command has placeholders, or the figures
+    of the plan in its text.
 
     Raises:
         PlanError: when the plan does not repeat one micro-batch size.

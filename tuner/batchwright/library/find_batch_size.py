@@ -184,11 +184,7 @@ class WithBatchSize(Generic[T]):
 
 
 def _require_one_micro_batch(request: TuningRequest) -> None:
-    """Refuse what makes no sense without an effective batch: what is found is one micro-batch on one rank.
-
-    Raises:
-        SpecError: naming the first argument that needs one.
-    """
+    """Refuse what makes no sense without an effective batch: what is found is one micro-batch on one rank."""
     needing = {
         "objective": objective_of(request).is_of_plans,
         "what_if": request.what_if,
@@ -202,11 +198,7 @@ def _require_one_micro_batch(request: TuningRequest) -> None:
 
 
 def _require_functions(functions: Mapping[str, object]) -> None:
-    """Check the types before anything is pickled.
-
-    Raises:
-        SpecError: naming the first argument that cannot be what it should be.
-    """
+    """Check the types before anything is pickled."""
     calls = {"build_model": (), "make_batch": (1,), "loss": (None, None), "optimizer": ((),), "samples": (None,)}
     for name, function in functions.items():
         is_model = name == "build_model" and hasattr(function, "named_parameters") and not isinstance(function, type)
@@ -221,11 +213,7 @@ def _require_functions(functions: Mapping[str, object]) -> None:
 
 
 def _require_call(name: str, function: object, *arguments: object) -> None:
-    """Check that a function can be called with as many arguments.
-
-    Raises:
-        SpecError: naming the argument of the user that it is.
-    """
+    """Check that a function, an argument of the user, can be called with as many arguments."""
     if not callable(function):
         shown = shorten(f"{type(function).__name__} {function!r}", _SHOWN_LENGTH)
         raise SpecError([FieldProblem(name, "is not a function", shown)], "arguments")
@@ -242,12 +230,7 @@ def _require_call(name: str, function: object, *arguments: object) -> None:
 def _pickled(functions: Mapping[str, object]) -> Iterator[tuple[dict[str, str], tuple[Advice, ...]]]:
     """Write the functions to a file that only this user can read, for the time of a tuning.
 
-    Yields:
-        The arguments of ``batchwright.library.functions.load_functions``, and warnings of what the functions use.
-
-    Raises:
-        SpecError: naming the function that cannot be pickled.
-        StorageError: when the disk for temporary files is full.
+    Yields the arguments of ``batchwright.library.functions.load_functions``, and warnings of what the functions use.
     """
     pickled, unknown = _pickle(functions)
     with TemporaryFolder() as folder:

@@ -106,9 +106,6 @@ def _import_in_order(own_modules: Sequence[str], needed: Collection[str]) -> Non
     """Import the needed modules of the user, which may import each other.
 
     A module that cannot be imported first follows one that needs it: in the program, such a one was complete later.
-
-    Raises:
-        ImportError: when one cannot be imported after any other.
     """
     for number, name in enumerate(own_modules):
         later = iter(own_modules[number + 1 :])
@@ -158,11 +155,7 @@ def _here(place: Place) -> _Found:
 
 
 def _set(place: Place, found: _Found, here: _Found, carried: Mapping[Place, Any]) -> None:
-    """Set a value that is another one here.
-
-    Raises:
-        SpecError: when it is not carried, or cannot be set.
-    """
+    """Set a value that is another one here."""
     reason = found.reason
     if reason is None:
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from batchwright.exports.base import Export, ExportOptions
 from batchwright.schemas import recommendation
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 _PAGE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
 _WIDTH = 110
 """Columns of a recommendation in a notebook."""
+
+
+def _exporting(target: str, result: str) -> Callable[..., Export]:
+    """Make the method that exports to a target."""
+
+    def export(self: Recommendation, **options: Any) -> Export:  # noqa: ANN401 - as for export
+        return self.export(target, **options)
+
+    export.__doc__ = f"Export as {result}. Arguments and errors are those of ``export``."
+    return export
 
 
 class Recommendation(recommendation.Recommendation):
@@ -51,41 +62,17 @@ class Recommendation(recommendation.Recommendation):
 
         return export(self, target, version=version, options=parse_document(ExportOptions, options, "options"))
 
-    def to_pytorch(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as a training program of PyTorch alone. Arguments and errors are those of ``export``."""
-        return self.export("pytorch", **options)
-
-    def to_hugging_face(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as ``TrainingArguments`` of transformers. Arguments and errors are those of ``export``."""
-        return self.export("hugging-face", **options)
-
-    def to_accelerate(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as a configuration of Accelerate. Arguments and errors are those of ``export``."""
-        return self.export("accelerate", **options)
-
-    def to_lightning(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as arguments of Lightning's ``Trainer``. Arguments and errors are those of ``export``."""
-        return self.export("lightning", **options)
-
-    def to_deepspeed(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as a configuration of DeepSpeed. Arguments and errors are those of ``export``."""
-        return self.export("deepspeed", **options)
-
-    def to_megatron(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as command-line arguments of Megatron-LM. Arguments and errors are those of ``export``."""
-        return self.export("megatron", **options)
-
-    def to_torchtitan(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as a configuration of torchtitan. Arguments and errors are those of ``export``."""
-        return self.export("torchtitan", **options)
-
-    def to_slurm(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as a batch script of Slurm. Arguments and errors are those of ``export``."""
-        return self.export("slurm", **options)
-
-    def to_kubernetes(self, **options: Any) -> Export:  # noqa: ANN401 - as for export
-        """Export as a Job of Kubernetes. Arguments and errors are those of ``export``."""
-        return self.export("kubernetes", **options)
+    to_pytorch: ClassVar[Callable[..., Export]] = _exporting("pytorch", "a training program of PyTorch alone")
+    to_hugging_face: ClassVar[Callable[..., Export]] = _exporting(
+        "hugging-face", "``TrainingArguments`` of transformers"
+    )
+    to_accelerate: ClassVar[Callable[..., Export]] = _exporting("accelerate", "a configuration of Accelerate")
+    to_lightning: ClassVar[Callable[..., Export]] = _exporting("lightning", "arguments of Lightning's ``Trainer``")
+    to_deepspeed: ClassVar[Callable[..., Export]] = _exporting("deepspeed", "a configuration of DeepSpeed")
+    to_megatron: ClassVar[Callable[..., Export]] = _exporting("megatron", "command-line arguments of Megatron-LM")
+    to_torchtitan: ClassVar[Callable[..., Export]] = _exporting("torchtitan", "a configuration of torchtitan")
+    to_slurm: ClassVar[Callable[..., Export]] = _exporting("slurm", "a batch script of Slurm")
+    to_kubernetes: ClassVar[Callable[..., Export]] = _exporting("kubernetes", "a Job of Kubernetes")
 
     def plot(self) -> go.Figure:
         """Plot the peak of every probe against its micro-batch size, with the limit, as an interactive figure."""

@@ -106,13 +106,7 @@ def estimate(
 
 
 def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = True) -> Recommendation:
-    """Run a tuning in the foreground, with the arguments and errors of ``run_tuning``.
-
-    Args:
-        request: what to tune.
-        progress: whether to show the probes as they end, on standard error.
-        accumulates: as for ``run_tuning``.
-    """
+    """Run a tuning in the foreground, with the arguments and errors of ``run_tuning``, and show its probes if asked."""
     from batchwright.driving.foreground import run_tuning  # noqa: PLC0415 - `plan` needs no NVML
 
     if not progress:

@@ -17,11 +17,7 @@ _TIMEOUT_SECONDS = 600.0
 
 
 class BackgroundEstimate:
-    """An estimate that is being made, in a process that touches no GPU. A thread waits for that process.
-
-    Attributes:
-        request: the workload and the device.
-    """
+    """An estimate that is being made, in a process that touches no GPU. A thread waits for that process."""
 
     def __init__(self, request: ExpectationRequest) -> None:
         self.request = request

@@ -38,14 +38,7 @@ class RunReading(Protocol):
 
 
 class DataReader:
-    """One reading of data.
-
-    Args:
-        spec: names the data.
-        run: runs the process that reads.
-        should_stop: ends the reading.
-        on_progress: receives the numbers that have been read, and of all.
-    """
+    """One reading of the data of a spec, which reports how many samples it has read, and of how many."""
 
     def __init__(
         self,

@@ -45,13 +45,9 @@ DEEPEST_JSON = 64
 
 
 def texts_schema(key: tuple[str, int], value: tuple[str, int], most: int, **others: object) -> WithJsonSchema:
-    """Return the JSON schema of texts by name. Pydantic's own schema would leave other names unchecked.
+    """Return the JSON schema of at most ``most`` texts by name. Pydantic's own would leave other names unchecked.
 
-    Args:
-        key: pattern and most characters of a name.
-        value: pattern and most characters of a text.
-        most: most texts.
-        others: further keywords of the schema.
+    ``key`` and ``value`` are the pattern and the most characters of a name and of a text.
     """
     return WithJsonSchema(
         {
@@ -249,11 +245,7 @@ def _unreadable(path: Path, name: str, message: str) -> SpecError:
 
 
 def _yaml(text: str) -> Any:  # noqa: ANN401 - as above
-    """Parse a YAML text.
-
-    Raises:
-        ValueError: with the line and column of the error.
-    """
+    """Parse a YAML text; an error names the line and the column."""
     import yaml  # noqa: PLC0415 - the SDK reads no file
 
     from batchwright.yaml_loader import Loader, describe_yaml_error  # noqa: PLC0415 - as above

@@ -188,8 +188,7 @@ class CommandModel(Document):
     def argument_texts(self, *, quoted: bool = False) -> dict[str, str]:
         """The texts that replace the placeholders of the arguments.
 
-        Args:
-            quoted: whether for a configuration file, in which a text is quoted, and not for a word or a variable.
+        In a configuration file a text is ``quoted``, in a word or a variable it is not.
         """
         return {
             ARGUMENT_PREFIX + name: value if isinstance(value, str) and not quoted else _scalar(value)
@@ -229,13 +228,7 @@ def _scalar(value: JsonValue) -> str:
 
 
 def check_placeholders(field: str, text: str, files: Iterable[str], arguments: Iterable[str]) -> None:
-    """Check that the placeholders of a text have values.
-
-    Args:
-        field: the field that has the text.
-        text: the text.
-        files: names of the configuration files.
-        arguments: names of the arguments.
+    """Check that the placeholders of the text of a field have values, of these files and arguments.
 
     Raises:
         ValueError: with the nearest placeholder or all, or with what an expression may have.
@@ -296,13 +289,9 @@ def placeholders_in(text: str) -> list[str]:
 
 
 def substitute(text: str, value: Callable[[str], str]) -> str:
-    """Replace the placeholders of a text; what double braces hold gets single braces.
+    """Replace the placeholders of a text, names and expressions; what double braces hold gets single braces.
 
     All are replaced in one pass, so that braces in a value are text.
-
-    Args:
-        text: the text.
-        value: returns the value of a placeholder, which is a name or an expression.
     """
 
     def replaced(found: re.Match[str]) -> str:

@@ -234,9 +234,7 @@ MESSAGES: Mapping[str, Callable[[ErrorDetails], str]] = MappingProxyType(
 def described(item: ErrorDetails, kind: Any = None) -> str:  # noqa: ANN401 - a model or an annotation
     """Format the message of one error, without the field and the value.
 
-    Args:
-        item: pydantic's error.
-        kind: the validated type; with it, the message lists the known fields or tags.
+    With the validated type, ``kind``, the message lists the known fields or tags.
     """
     if _REWRITTEN in item.get("ctx", {}):
         return str(item["msg"])

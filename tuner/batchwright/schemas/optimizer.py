@@ -262,10 +262,7 @@ class OptimizerSpec(Document):
         return self
 
     def group_numbers(self, names: Sequence[str]) -> list[int]:
-        """Return the number of each parameter's group, from 1, or 0 where no group names it.
-
-        Args:
-            names: the trainable parameters, as in ``named_parameters()``.
+        """Return the number of the group of each trainable parameter, from 1, or 0 where no group names it.
 
         Raises:
             SpecError: when a group has no parameter.

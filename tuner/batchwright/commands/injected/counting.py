@@ -31,13 +31,7 @@ class BackwardPass:
 
 
 class Update:
-    """One update.
-
-    Args:
-        optimizer: the optimizer whose step ended it.
-        passes: its backward passes.
-        ended_at: the time of its end, in seconds.
-    """
+    """One update, which the step of ``optimizer`` ended at a time in seconds."""
 
     def __init__(self, optimizer: int, passes: Sequence[BackwardPass], ended_at: float) -> None:
         self.optimizer = optimizer

@@ -36,11 +36,7 @@ class Evaluations:
         self.ran_without_gradients = True
 
     def later(self, data_sets: set[int]) -> str | None:
-        """Name the place where the program may evaluate; none where it has, or nothing shows one.
-
-        Args:
-            data_sets: the identities of the data sets that the program has read.
-        """
+        """Name where the program, which read ``data_sets``, may evaluate; None if it has, or nothing shows it."""
         if self._calls > 1:  # one alone may count operations, or infer the shape of an output
             return None
         kind = import_module("torch.utils.data").DataLoader

@@ -186,14 +186,10 @@ def _is_below(path: str, folders: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=None)
 def _installed_places(path: tuple[str, ...], program: str) -> tuple[str, ...]:
-    """The folders of Python and of installed packages, each with a separator at its end.
+    """The folders of Python and of installed packages for a `sys.path`, each with a separator at its end.
 
     Packages are installed in the site folders of `sys.path`, in any other of its folders that has their metadata
     (`pip install --target`), and in editable projects. A project that the program is a part of is the program's own.
-
-    Args:
-        path: `sys.path`.
-        program: the folder of the program.
     """
     folders = [os.path.abspath(entry or ".") for entry in path]
     sites = [folder for folder in folders if os.path.basename(folder) in _SITE_FOLDERS]

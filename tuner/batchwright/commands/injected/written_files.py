@@ -32,11 +32,7 @@ _CACHES_OF_USER = ("~/.cache", "~/.triton", "~/.nv", "~/.config", "~/.local/stat
 
 
 def watch(folder: str) -> bool:
-    """Watch this process, and the ones that it forks, to their ends. Return false in a job, which is not watched.
-
-    Args:
-        folder: the folder of the probe.
-    """
+    """Watch this process, and the ones that it forks, to their ends. Return false in a job, which is not watched."""
     try:
         settings = read_settings(folder)
     except OSError:  # the folder is gone: the probe has ended
@@ -93,10 +89,7 @@ def _audit(path: Any) -> None:
 class FileWatch:
     """What this process has done to files.
 
-    Args:
-        folder: the folder of the probe.
-        tuning_began_at: begin of the first probe, as `st_ctime` of a file that was made then.
-        probe_began_at: begin of this probe.
+    Both times are the `st_ctime` of a file that was made at the begin of the first probe, and of this one.
     """
 
     def __init__(self, folder: str, tuning_began_at: float, probe_began_at: float) -> None:

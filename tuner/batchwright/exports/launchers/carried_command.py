@@ -84,11 +84,9 @@ class CarriedCommand:
 
 
 def carried_command(context: ExportContext, folder: str | None) -> CarriedCommand | None:
-    """The command of the recommendation; none where it is for a workload.
+    """The command of the recommendation; None if it is for a workload.
 
-    Args:
-        context: the export.
-        folder: an absolute folder for its files, where the job has no folder of the export.
+    ``folder`` is an absolute folder for its files, where the job has no folder of the export.
 
     Raises:
         ExportError: when the command asks for a number of updates that the options lack.

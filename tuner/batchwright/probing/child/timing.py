@@ -47,11 +47,7 @@ class TimedUpdate:
 
 
 class TimedEngine(UpdateEngine):
-    """An engine that times its updates.
-
-    Attributes:
-        timed: the last update.
-    """
+    """An engine that times its updates, and keeps the time of the last."""
 
     timed: TimedUpdate
 

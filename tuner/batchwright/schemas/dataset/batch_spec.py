@@ -35,10 +35,7 @@ class BatchSpec(Document):
     def require_packing(self, model: str, data: Mapping[str, DataSpec], evaluation: EvaluationSpec | None) -> None:
         """Check that the records of a workload can be packed, if they are to be.
 
-        Args:
-            model: the task of a transformers model, or the kind of another one.
-            data: the data that a run reads, by field.
-            evaluation: the evaluation of the spec.
+        ``model`` is the task of a transformers model, or the kind of another one; ``data`` is by field.
 
         Raises:
             ValueError: when the model is no causal language model of transformers, a sequence has no room for two

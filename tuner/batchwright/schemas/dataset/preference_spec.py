@@ -65,10 +65,7 @@ class PreferenceSpec(Document):
     def require_use(model: str, batch: BatchSpec, data: Mapping[str, DataSpec]) -> None:
         """Check that the parts of a spec have pairs.
 
-        Args:
-            model: the task of a transformers model, or the kind of another one.
-            batch: the worst case of a sample.
-            data: the data that a run reads, by field.
+        ``model`` is the task of a transformers model, or the kind of another one; ``data`` is by field.
 
         Raises:
             ValueError: when the model is no causal language model of transformers, records are packed, a sequence has
