@@ -31,6 +31,11 @@ def format_bytes(number: float) -> str:
     return f"{number:.0f} B" if power == 0 else f"{number:.2f} {_UNITS[power]}"
 
 
+def format_use(used_bytes: float, limit_bytes: float | None) -> str:
+    """Format a use of memory as ``310.00 MiB of 400.00 MiB``, without a limit if there is none."""
+    return format_bytes(used_bytes) + ("" if limit_bytes is None else f" of {format_bytes(limit_bytes)}")
+
+
 class TypedSize(int):
     """A number of bytes with its original text, which messages repeat."""
 

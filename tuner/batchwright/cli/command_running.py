@@ -9,17 +9,16 @@ from codecs import getincrementaldecoder
 from pathlib import Path
 from typing import TextIO
 
-import typer
 from rich.console import Console
 
 from batchwright.cli.display import progress_console
 from batchwright.cli.errors import ExitCode
-from batchwright.cli.output import print_result
+from batchwright.cli.output import print_run
 from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.commands.command_job import CommandJob
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
-from batchwright.units import format_bytes
+from batchwright.units import format_bytes, format_use
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 60.0
@@ -47,11 +46,8 @@ def train_command(found: Recommendation, updates: int, directory: Path, *, as_do
             shown.print(f"{number.name} is passed on: the command has {_STOP_SECONDS:.0f} s to end")
             job.request_stop(number)
             result = shown.follow(time.monotonic() + _STOP_SECONDS)
-    print_result(result, as_document=as_document, text=describe_command_result(result, directory))
-    if result.outcome is RunOutcome.FAILED:
-        raise typer.Exit(ExitCode.TRAINING_FAILED)
-    if result.outcome is RunOutcome.STOPPED:
-        raise typer.Exit(signals.exit_code)
+    text = describe_command_result(result, directory)
+    print_run(result, as_document=as_document, text=text, stopped=signals.exit_code)
 
 
 class _ShownJob:
@@ -112,15 +108,13 @@ def describe_command_progress(progress: CommandProgress, limit_bytes: int | None
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.1f} samples/s")
     if progress.peak_bytes is not None:
-        limit = "" if limit_bytes is None else f" of {format_bytes(limit_bytes)}"
-        parts.append(f"peak {format_bytes(progress.peak_bytes)}{limit}")
+        parts.append(f"peak {format_use(progress.peak_bytes, limit_bytes)}")
     return "  ".join(parts)
 
 
 def describe_command_result(result: TrainingResult, directory: Path) -> str:
     """Describe the result of a job: outcome, peak, notes, and the folder of its files."""
-    peak = result.peak_bytes
-    limit = "" if result.limit_bytes is None else f" of {format_bytes(result.limit_bytes)}"
-    held = "" if peak is None or result.outcome is RunOutcome.FAILED else f", peak {format_bytes(peak)}{limit}"
+    is_known = result.peak_bytes is not None and result.outcome is not RunOutcome.FAILED
+    held = f", peak {format_use(result.peak_bytes or 0, result.limit_bytes)}" if is_known else ""
     notes = "".join(f"\nNote: {note}" for note in result.notes)
     return f"{result.outcome.value}: {result.message}{held}. Output and files in {directory}.{notes}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -103,9 +103,7 @@ class ProbeBoard:
 
 def probe_table(probes: Sequence[ProbeResult]) -> Table:
     """Build the table of probes."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("micro-batch", "outcome", "peak", "seconds"):
-        table.add_column(name, justify="left" if name == "outcome" else "right")
+    table = table_of("micro-batch", "outcome", "peak", "seconds", left=("outcome",))
     table.add_column("", overflow="fold")
     for probe in probes:
         table.add_row(*probe_row(probe))
@@ -126,12 +124,25 @@ _LARGER_NOT_TRIED = "plan around a micro-batch that fits; larger ones were not t
 _LARGER_NOT_KNOWN = "plan around a micro-batch that fits; larger ones may"
 
 
+def panel_of(facts: Iterable[tuple[str, RenderableType]], title: str, style: str) -> Panel:
+    """Build a panel of named facts, with a title and the style of its border."""
+    lines = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
+    return Panel(lines, title=title, title_align="left", border_style=style)
+
+
+def table_of(*names: str, left: Container[str] = ()) -> Table:
+    """Build a table without lines, whose columns are aligned to the right unless they are among ``left``."""
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
 def recommendation_panel(found: Recommendation) -> Panel:
     """Build the panel of a recommendation."""
-    lines = Table.grid(padding=(0, 2))
-    for name, value in _facts(found):
-        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
-    return Panel(lines, title=_title(found), title_align="left", border_style="green" if found.feasible else "red")
+    return panel_of(_facts(found), _title(found), "green" if found.feasible else "red")
 
 
 def _title(found: Recommendation) -> str:
@@ -196,9 +207,7 @@ def _imports_in_words(probes: Sequence[ProbeResult]) -> str:
 
 def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
     """Build the table of plans; ``~`` marks interpolated figures, ``>`` the recommended plan."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "steps", "micro-batch", "peak", "samples/s"):
-        table.add_column(name, justify="right")
+    table = table_of("", "steps", "micro-batch", "peak", "samples/s")
     table.add_column("")
     for plan in alternatives:
         about = "" if plan.source == "measured" else "~"

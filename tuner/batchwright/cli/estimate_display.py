@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from batchwright.cli.display import describe_balanced_plan
+from batchwright.cli.display import describe_balanced_plan, panel_of, table_of
 from batchwright.schemas.estimates import (
     Engine,
     Estimate,
@@ -38,10 +38,7 @@ def estimate_panel(found: Estimate, request: EstimateRequest) -> Panel:
     """Build the panel of an estimate for one GPU."""
     (gpu,) = found.gpus
     verdict = requested_verdict(gpu, request)
-    lines = Table.grid(padding=(0, 2))
-    for name, value in _facts(found, gpu, request):
-        lines.add_row(Text(name, style="bold"), Text(value) if isinstance(value, str) else value)
-    return Panel(lines, title=_title(verdict, request, found.engine), title_align="left", border_style=_STYLES[verdict])
+    return panel_of(_facts(found, gpu, request), _title(verdict, request, found.engine), _STYLES[verdict])
 
 
 def _title(verdict: Verdict, request: EstimateRequest, engine: Engine) -> str:
@@ -168,9 +165,7 @@ def _remarks(found: Estimate) -> list[str]:
 
 def gpu_table(gpus: Sequence[Gpu]) -> Table:
     """Build the table of the catalogue; ``~`` marks memory that is derived, not reported by torch."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("name", "sold with", "torch finds", "capability", "other names"):
-        table.add_column(name, justify="right" if name in {"sold with", "torch finds", "capability"} else "left")
+    table = table_of("name", "sold with", "torch finds", "capability", "other names", left={"name", "other names"})
     for gpu in gpus:
         major, minor = gpu.compute_capability
         about = "" if gpu.evidence == "reported" else "~"

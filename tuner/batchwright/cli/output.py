@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import typer
 from pydantic import BaseModel
 from rich.console import Console
+
+from batchwright.cli.errors import ExitCode
+from batchwright.schemas.training import RunOutcome, TrainingResult
 
 
 def print_result(document: BaseModel, *, as_document: bool, text: object) -> None:
@@ -14,6 +18,13 @@ def print_result(document: BaseModel, *, as_document: bool, text: object) -> Non
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
     else:
         Console(highlight=False, markup=False).print(text)
+
+
+def print_run(result: TrainingResult, *, as_document: bool, text: str, stopped: ExitCode) -> None:
+    """Print the result of a run, and exit with a code unless it succeeded: if it was stopped, with ``stopped``."""
+    print_result(result, as_document=as_document, text=text)
+    if result.outcome is not RunOutcome.SUCCEEDED:
+        raise typer.Exit(ExitCode.TRAINING_FAILED if result.outcome is RunOutcome.FAILED else stopped)
 
 
 def print_error(text: str) -> None:

@@ -12,7 +12,7 @@ from batchwright.hardware.failures import FailureKind, oom_in_words, printed_err
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from batchwright.system.process_exit import ExitKind, classify_exit
-from batchwright.units import format_bytes
+from batchwright.units import counted, format_bytes, format_use
 
 _OUT_OF_MEMORY = "out-of-memory"
 _REMEDY = (
@@ -74,7 +74,10 @@ def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
     made = describe_progress(ended.reports.progress)
     if ended.start_error is not None:
         return RunOutcome.FAILED, "not-started", f"the command could not be started: {ended.start_error}"
-    if ended.stopped_by is not None and not _has_made_all(ended):
+    progress = ended.reports.progress
+    # A command that was to stop may have made all of its updates, and ended by itself.
+    has_made_all = ended.exit_status == 0 and progress.updates is not None and progress.update >= progress.updates
+    if ended.stopped_by is not None and not has_made_all:
         how = "and had to be killed" if ended.is_killed else _cause(ended)
         return RunOutcome.STOPPED, None, f"the command was stopped by {ended.stopped_by.name} after {made}, {how}"
     if ended.is_killed:
@@ -86,12 +89,6 @@ def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
     if (oom := _oom(ended)) is not None:
         return RunOutcome.FAILED, _OUT_OF_MEMORY, f"{oom} ({_cause(ended)}) after {made}. {_figures(ended)}"
     return _failed(ended, made)
-
-
-def _has_made_all(ended: EndedJob) -> bool:
-    """Return whether a command that was to stop had made all of its updates, and ended by itself."""
-    progress = ended.reports.progress
-    return ended.exit_status == 0 and progress.updates is not None and progress.update >= progress.updates
 
 
 def _cause(ended: EndedJob) -> str:
@@ -132,7 +129,7 @@ def _figures(ended: EndedJob) -> str:
     figures, peak = ended.figures, ended.reports.progress.peak_bytes
     ranks = f" on each of {figures.world_size} ranks" if figures.world_size > 1 else ""
     plan = f"{figures.accumulation_steps} x {figures.micro_batch_size} samples{ranks}: {figures.effective_batch_size}"
-    held = "" if peak is None else f"; the peak was {_of_limit(peak, ended.limit_bytes)}"
+    held = "" if peak is None else f"; the peak was {format_use(peak, ended.limit_bytes)}"
     return f"The plan was {plan}{held}. {_REMEDY}"
 
 
@@ -145,7 +142,8 @@ def _notes(ended: EndedJob, outcome: RunOutcome) -> list[str]:
         notes.append(
             f"{_describe(ended.reports.ooms[0])}. The program caught the error: what it did since need not be the plan"
         )
-    if progress.unlike_plan and _takes_accumulation(ended):
+    command = ended.recommendation.request.command
+    if progress.unlike_plan and command is not None and command.model.takes_accumulation:
         notes.append(
             f"{progress.unlike_plan} of {progress.update} updates had other micro-batches than the plan, as the last "
             "update of an epoch may have"
@@ -158,17 +156,7 @@ def _notes(ended: EndedJob, outcome: RunOutcome) -> list[str]:
     return notes
 
 
-def _takes_accumulation(ended: EndedJob) -> bool:
-    command = ended.recommendation.request.command
-    return command is not None and command.model.takes_accumulation
-
-
 def describe_progress(progress: CommandProgress) -> str:
     """Describe counted updates: `12 updates (1,152 samples)`."""
-    plural = "" if progress.update == 1 else "s"
     samples = f" ({progress.samples_seen:,} samples)" if progress.samples_seen else ""
-    return f"{progress.update:,} update{plural}{samples}"
-
-
-def _of_limit(peak: int, limit: int | None) -> str:
-    return format_bytes(peak) if limit is None else f"{format_bytes(peak)} of {format_bytes(limit)}"
+    return counted(progress.update, "update") + samples

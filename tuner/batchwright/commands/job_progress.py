@@ -35,6 +35,7 @@ class JobReports:
             ranks[process["rank"]].append(process)
         if not ranks:
             return CommandProgress(updates=self._total)
+        rates = [rate for process in self._written.values() if (rate := _rate_of(process)) is not None]
         peaks = [peak for process in self._written.values() if (peak := _peak_bytes(process)) is not None]
         return CommandProgress(
             update=min(sum(process["updates"] for process in of_rank) for of_rank in ranks.values()),
@@ -42,14 +43,9 @@ class JobReports:
             world_size=max(process["world_size"] for process in self._written.values()),
             samples_seen=sum(process["samples"] for process in self._written.values()),
             unlike_plan=max(sum(process["unlike_plan"] for process in of_rank) for of_rank in ranks.values()),
-            samples_per_second=self._rate(),
+            samples_per_second=sum(rates) if rates else None,
             peak_bytes=max(peaks, default=None),
         )
-
-    def _rate(self) -> float | None:
-        """Samples per second of all ranks, each since its first update, which is left out."""
-        rates = [rate for process in self._written.values() if (rate := _rate_of(process)) is not None]
-        return sum(rates) if rates else None
 
     @property
     def ooms(self) -> list[Event]:

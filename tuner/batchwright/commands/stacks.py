@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 11
@@ -34,7 +35,11 @@ def stacks_of(processes: Mapping[int, str], events: Path) -> str:
     ``processes`` has command lines by process id. Armed processes have a file for their stacks in ``events``.
     """
     py_spy = find_py_spy()
-    found = {} if py_spy is None else _read_from_outside(py_spy, list(processes))
+    found: dict[int, str] = {}
+    if py_spy is not None:
+        with ThreadPoolExecutor(_READERS) as readers:
+            stacks = readers.map(partial(_dump, py_spy), processes)
+            found = {process: text for process, text in zip(processes, stacks, strict=True) if text}
     found.update(_write_from_inside([process for process in processes if process not in found], events))
     return "\n\n".join(
         f"Process {process} ({command[:_COMMAND_LENGTH]}):\n{found[process]}"
@@ -46,12 +51,6 @@ def stacks_of(processes: Mapping[int, str], events: Path) -> str:
 def find_py_spy() -> str | None:
     """Return the program py-spy of the search path, or of the environment of this interpreter; None without one."""
     return shutil.which("py-spy") or shutil.which(str(Path(sys.executable).with_name("py-spy")))
-
-
-def _read_from_outside(py_spy: str, processes: list[int]) -> dict[int, str]:
-    with ThreadPoolExecutor(_READERS) as readers:
-        stacks = readers.map(lambda process: _dump(py_spy, process), processes)
-        return {process: text for process, text in zip(processes, stacks, strict=True) if text}
 
 
 def _dump(py_spy: str, process: int) -> str:

@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.schemas.command import (
-    ACCUMULATION_STEPS,
-    EFFECTIVE_BATCH_SIZE,
-    FILE_PREFIX,
-    MICRO_BATCH_SIZE,
-    OUTPUT_DIRECTORY,
-    UPDATES,
-    CommandModel,
-    replace_placeholders,
-)
+from batchwright.schemas.command import CommandModel
 
 _LARGEST_HASHED = 16 * 1024**2
 """Bytes of a file that is part of a fingerprint: more is data or an interpreter, and no script or configuration."""
@@ -88,23 +79,13 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
     ``folder`` is for the configuration files, and for what the command writes to its output folder.
     """
     files = {name: folder / "files" / name for name in model.files}
-    values = {
-        MICRO_BATCH_SIZE: str(figures.micro_batch_size),
-        ACCUMULATION_STEPS: str(figures.accumulation_steps),
-        EFFECTIVE_BATCH_SIZE: str(figures.effective_batch_size),
-        UPDATES: str(figures.updates),
-        OUTPUT_DIRECTORY: str(folder / "output"),
-        **{FILE_PREFIX + name: str(path) for name, path in files.items()},
-    }
-    quoted = values | model.argument_texts(quoted=True)
-    values |= model.argument_texts()
-    argv = (*model.argv, *(model.probe_arguments if for_probe else ()))
-    variables = {**model.environment, **(model.probe_environment if for_probe else {})}
-    named = {name: replace_placeholders(text, values) for name, text in variables.items()}
+    sizes = (figures.micro_batch_size, figures.accumulation_steps, figures.effective_batch_size, figures.updates)
+    paths = {name: str(path) for name, path in files.items()}
+    filled = model.filled(sizes, str(folder / "output"), paths, for_probe=for_probe)
     return RenderedCommand(
-        argv=tuple(replace_placeholders(argument, values) for argument in argv),
-        environment={**figures.environment(), **named},
-        files={path: replace_placeholders(model.files[name], quoted) for name, path in files.items()},
+        argv=filled.argv,
+        environment={**figures.environment(), **filled.environment},
+        files={files[name]: text for name, text in filled.files.items()},
         working_directory=Path(model.working_directory),
     )
 

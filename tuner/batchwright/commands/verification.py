@@ -55,6 +55,7 @@ def verify(
     if counted is not None:
         message = f"{result.message.partition(': ')[0]}: {counted.statement}"
         result = result.model_copy(update={"counted": counted, "message": message})
+    seconds = None if result.timing is None else result.timing.update_seconds
     return Verification(
         created_at=created_at,
         argv=command.argv,
@@ -62,7 +63,7 @@ def verify(
         plan=plan.summary(),
         verdict=_verdict(result),
         statement=result.message,
-        samples_per_second=_rate(plan, result),
+        samples_per_second=plan.effective_batch_size / seconds if seconds else None,
         probe=result,
     )
 
@@ -85,9 +86,3 @@ def _verdict(result: ProbeResult) -> Verdict:
     if result.outcome is Outcome.OOM:
         return "does-not-fit"
     return "not-as-planned" if result.error_type == PLAN_NOT_FOLLOWED else "not-known"
-
-
-def _rate(plan: Plan, result: ProbeResult) -> float | None:
-    if result.timing is None or not result.timing.update_seconds:
-        return None
-    return plan.effective_batch_size / result.timing.update_seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from batchwright.errors import CheckLostError, FieldProblem, HostFailureError, HubUnavailableError, SpecError
 from batchwright.probing.exit_causes import EndedTask
@@ -24,17 +23,8 @@ _MAX_ATTEMPTS = 2
 """Attempts at a reading that is killed from outside, as of any task."""
 
 
-class RunReading(Protocol):
-    """Runs the process that reads."""
-
-    def __call__(
-        self,
-        request: DataRequest,
-        timeout: float,
-        should_stop: Callable[[], bool],
-        is_stuck: Callable[[ProbePaths], bool],
-    ) -> EndedTask:
-        """Run it to its end, or until it is stuck."""
+RunReading = Callable[[DataRequest, float, Callable[[], bool], Callable[[ProbePaths], bool]], EndedTask]
+"""Runs the process that reads: for a request, to its end or for so many seconds, until it is to stop, or is stuck."""
 
 
 class DataReader:
@@ -100,9 +90,8 @@ class DataReader:
             cause = "took more memory than the host has"
         else:
             cause = f"ended its process with {ended.exit.cause}" if ended.exit else "ended its process"
-        place = self._place_of(number) if number >= 0 else ended.output.strip().rpartition("\n")[2]
+        place = ended.output.strip().rpartition("\n")[2]
+        if number >= 0:
+            report = self._ended(number).document(DataReport)
+            place = (report and report.place) or f"sample {number + 1}"
         raise SpecError([FieldProblem("data", f"cannot be read: {cause}", place)])
-
-    def _place_of(self, number: int) -> str:
-        report = self._ended(number).document(DataReport)
-        return (report and report.place) or f"sample {number + 1}"

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
 
@@ -80,6 +80,17 @@ Argument = Annotated[str, Field(max_length=LONGEST_ARGUMENT, pattern=_NO_NUL)]
 MOST_WORDS = 4096
 """Words of a command line."""
 FileName = Annotated[str, Field(max_length=128, pattern=_FILE_NAME)]
+
+
+class FilledCommand(NamedTuple):
+    """A command without placeholders."""
+
+    argv: tuple[str, ...]
+    """The command and its arguments."""
+    environment: dict[str, str]
+    """The variables that it adds to others."""
+    files: dict[str, str]
+    """The texts of its configuration files, by name."""
 
 
 class CommandModel(Document):
@@ -194,6 +205,30 @@ class CommandModel(Document):
             ARGUMENT_PREFIX + name: value if isinstance(value, str) and not quoted else _scalar(value)
             for name, value in self.arguments.items()
         }
+
+    def filled(
+        self, figures: Sequence[int | None], output: str, files: Mapping[str, str], *, for_probe: bool = False
+    ) -> FilledCommand:
+        """Replace the placeholders.
+
+        Args:
+            figures: those of ``FIGURES``; None for one without a placeholder.
+            output: the output folder.
+            files: paths of the configuration files, by name.
+            for_probe: whether to add the arguments and variables that only probes have.
+
+        Raises:
+            SpecError: when an expression is no whole number for these figures.
+        """
+        values = {name: str(figure) for name, figure in zip(FIGURES, figures, strict=True)}
+        values |= {OUTPUT_DIRECTORY: output, **{FILE_PREFIX + name: path for name, path in files.items()}}
+        quoted, values = values | self.argument_texts(quoted=True), values | self.argument_texts()
+        variables = self.environment | (self.probe_environment if for_probe else {})
+        return FilledCommand(
+            tuple(replace_placeholders(word, values) for word in self.argv + self.probe_arguments * for_probe),
+            {name: replace_placeholders(text, values) for name, text in variables.items()},
+            {name: replace_placeholders(text, quoted) for name, text in self.files.items()},
+        )
 
     @property
     def is_only_named(self) -> bool:

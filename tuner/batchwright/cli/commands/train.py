@@ -10,15 +10,14 @@ import typer
 from batchwright.cli import options
 from batchwright.cli.arguments import check_folder, option_of, read_spec, training_request, wrong_argument
 from batchwright.cli.display import progress_console
-from batchwright.cli.errors import ExitCode
-from batchwright.cli.output import print_result
+from batchwright.cli.output import print_run
 from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.errors import TrainingError
 from batchwright.schemas.base import load_document
 from batchwright.schemas.command import UPDATES, CommandSpec
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
-from batchwright.schemas.training import RunOutcome, TrainingResult
+from batchwright.schemas.training import TrainingResult
 
 _OF_TRAINING = ("checkpoint_every", "seed", "nproc_per_node", "workers", "tracker", "noise_scale_every")
 """Options of the engine's runs, which a command has none of."""
@@ -99,11 +98,8 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
         return
     with SigtermAsInterrupt() as signals:
         result = run_training(found, request, directory, progress_console())
-    print_result(result, as_document=as_document, text=_describe_result(result, directory))
-    if result.outcome is RunOutcome.FAILED:
-        raise typer.Exit(ExitCode.TRAINING_FAILED)
-    if result.outcome is RunOutcome.STOPPED:
-        raise typer.Exit(signals.exit_code)
+    text = _describe_result(result, directory)
+    print_run(result, as_document=as_document, text=text, stopped=signals.exit_code)
 
 
 def _describe_result(result: TrainingResult, directory: Path) -> str:

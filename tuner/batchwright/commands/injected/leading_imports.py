@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 from urllib.parse import unquote, urlsplit
 
 _NEVER = 2**31 - 1
@@ -56,16 +56,18 @@ class LeadingImports:
         if not is_safe:
             sys.path.insert(0, self._folder)  # as Python does before the program starts
         try:
-            self._execute_files(iter([self._script]) if self._module is None else self._files_of_program(self._module))
+            self._execute([self._script] if self._module is None else self._files_of_program(self._module))
         except Exception as error:  # noqa: BLE001 - any import may raise anything; the program meets it again
             self.reason = f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         finally:
             if not is_safe and self._folder in sys.path:
                 sys.path.remove(self._folder)
 
-    def _execute_files(self, files: Iterator[str]) -> bool:
-        """Execute the leading imports of files that run one after another; return whether they were all of the last."""
-        return all(self._execute_file(file) for file in files)
+    def _execute(self, files: Iterable[str]) -> None:
+        """Execute the leading imports of files that run one after another, up to the first with anything else."""
+        for file in files:
+            if not self._execute_file(file):
+                return
 
     def _execute_file(self, file: str) -> bool:
         """Execute the leading imports of a file; return whether it has nothing else."""
@@ -90,7 +92,7 @@ class LeadingImports:
         """Execute the leading imports of a module of the program's own, at which those of the program end."""
         place, reason = self.place, f"`{local}` is a module of the program's own" if local else "a relative import"
         if len(statement.names) == 1 or isinstance(statement, ast.ImportFrom):
-            self._execute_files(_files_of(local))
+            self._execute(_files_of(local))
         if not self.reason:
             self.place, self.reason = place, reason
 

@@ -8,6 +8,7 @@ none is read, because a data set may hold memory from its first item on, which t
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -95,7 +96,7 @@ class LongestFirst:
             elif isinstance(part, (list, tuple)):
                 left.extend(part)
             elif isinstance(shape, tuple):
-                size += _product(shape)
+                size += math.prod(map(int, shape))
         return size
 
     @contextmanager
@@ -135,10 +136,3 @@ def _lengths_of_rows(dataset: Any) -> dict[int, int]:
 
 def _is_list_of_numbers(part: Any) -> bool:
     return isinstance(part, (list, tuple)) and bool(part) and isinstance(part[0], (int, float))
-
-
-def _product(shape: tuple[Any, ...]) -> int:
-    product = 1
-    for each in shape:
-        product *= int(each)
-    return product

@@ -14,16 +14,7 @@ from batchwright.errors import ExportError
 from batchwright.exports.base import ExportContext, ExportedFile, Warnings
 from batchwright.exports.rendering import plan_variables
 from batchwright.exports.spec_advice import LARGEST_NODE
-from batchwright.schemas.command import (
-    ACCUMULATION_STEPS,
-    EFFECTIVE_BATCH_SIZE,
-    FILE_PREFIX,
-    MICRO_BATCH_SIZE,
-    OUTPUT_DIRECTORY,
-    UPDATES,
-    CommandModel,
-    replace_placeholders,
-)
+from batchwright.schemas.command import OUTPUT_DIRECTORY, UPDATES
 
 _OUTPUT = "output"
 _LONGEST_SCRIPT = 100_000
@@ -94,32 +85,20 @@ def carried_command(context: ExportContext, folder: str | None) -> CarriedComman
     command = context.recommendation.request.command
     if command is None:
         return None
-    model, prefix = command.model, "" if folder is None else f"{folder}/"
-    figures = _values(context, model, prefix)
-    values, quoted = figures | model.argument_texts(), figures | model.argument_texts(quoted=True)
-    named = {name: replace_placeholders(text, values) for name, text in model.environment.items()}
-    return CarriedCommand(
-        argv=tuple(replace_placeholders(argument, values) for argument in model.argv),
-        environment={**plan_variables(context), **named},
-        files={prefix + name: replace_placeholders(text, quoted) for name, text in model.files.items()},
-        output_directory=prefix + _OUTPUT if OUTPUT_DIRECTORY in model.placeholders else None,
-    )
-
-
-def _values(context: ExportContext, model: CommandModel, prefix: str) -> dict[str, str]:
-    plan, updates = context.plan, context.options.updates
+    model, plan, updates = command.model, context.plan, context.options.updates
     if updates is None and UPDATES in model.placeholders:
         raise ExportError(
             "wrong-option", "the command has the placeholder `{updates}`: say how many it makes, in `updates`"
         )
-    return {
-        MICRO_BATCH_SIZE: str(plan.micro_batch_size),
-        ACCUMULATION_STEPS: str(plan.gradient_accumulation_steps),
-        EFFECTIVE_BATCH_SIZE: str(plan.effective_batch_size),
-        UPDATES: str(updates),
-        OUTPUT_DIRECTORY: prefix + _OUTPUT,
-        **{FILE_PREFIX + name: prefix + name for name in model.files},
-    }
+    prefix = "" if folder is None else f"{folder}/"
+    sizes = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.effective_batch_size, updates)
+    filled = model.filled(sizes, prefix + _OUTPUT, {name: prefix + name for name in model.files})
+    return CarriedCommand(
+        argv=filled.argv,
+        environment={**plan_variables(context), **filled.environment},
+        files={prefix + name: text for name, text in filled.files.items()},
+        output_directory=prefix + _OUTPUT if OUTPUT_DIRECTORY in model.placeholders else None,
+    )
 
 
 def ranks_of_one_node(context: ExportContext) -> int:
