@@ -86,3 +86,21 @@ def test_a_known_bound_makes_an_embedding_exact(length: int, vocabulary: int, wi
     most = vocabulary * width * 4
     found = through(lambda size: length * size * width * 4, most)
     assert [found.at(size) for size in SIZES] == [embedding_bytes(length, vocabulary, width, size) for size in SIZES]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (lambda size: 4096 * size, True),
+        (lambda size: 4096 * size + 256, True),  # an alignment
+        (lambda _: 512, True),
+        (lambda size: 4 * (size + 1), False),
+        (lambda size: 64 * size * size, False),
+        (lambda size: 4 * size * (size + 65536), False),  # pairs of samples, and a queue
+        (lambda size: 4 * (size + 10) ** 2, False),
+        (lambda size: 1000 * min(size, 8), False),
+    ],
+)
+def test_two_sizes_tell_bytes_in_proportion(nbytes: Callable[[int], int], *, expected: bool) -> None:
+    """Other bytes, of which a secant says little, need a third size."""
+    assert growth_from_points((4, 10), (nbytes(4), nbytes(10))).is_proportional is expected

@@ -217,7 +217,10 @@ def test_updates_differ_only_in_sizes(traces: list[Trace]) -> None:
     """Traces at three sizes have equal events, and predict a fourth size."""
     sized = SizedTrace.of(traces[:-1])
     assert sized.exact
-    assert sized.at(CHECKED_SIZE) == traces[-1].model_copy(update={"bounds": {}})
+    expected = traces[-1].model_copy(update={"bounds": {}})
+    assert sized.at(CHECKED_SIZE) == expected
+    pair = SizedTrace.of([traces[0], traces[2]])
+    assert not pair.proportional or pair.at(CHECKED_SIZE) == expected
     assert traces[0].decisions == "cuda"
 
 

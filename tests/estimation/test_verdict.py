@@ -24,7 +24,7 @@ from batchwright.estimation.verdict import make_estimate, profiles
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import VARIABLE
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
-from batchwright.schemas.gpus import KernelProfile, WorkspaceFile, WorkspaceTable
+from batchwright.schemas.gpus import WorkspaceFile, WorkspaceTable
 from tests.support.factories import mlp_spec
 
 MIB = 1024**2
@@ -61,10 +61,12 @@ class Traced:
     notes: tuple[str, ...] = ()
     change: Callable[[Trace], Trace] = lambda trace: trace
     requested_sizes: list[int] = field(default_factory=list)
+    kinds: set[bool] = field(default_factory=set)
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
-        """Return the trace at a size, and record the size."""
+        """Return the trace at a size, and record the size and the kind."""
         self.requested_sizes.append(micro_batch_size)
+        self.kinds.add(accumulates)
         return self.change((self.several if accumulates else self.single).at(micro_batch_size))
 
 
@@ -323,18 +325,40 @@ def test_a_cache_that_only_the_first_update_frees_does_not_thrash() -> None:
     assert not peak_of(first(request_for("536MiB", micro_batch_size=1), fragmenting(4))).thrashes
 
 
+@pytest.mark.parametrize(
+    ("gpu", "fields", "kinds"),
+    [
+        ("L4", {"effective_batch_size": 8}, {False}),
+        ("L4", {"effective_batch_size": 48, "micro_batch_size": 48}, {False}),
+        ("2GiB", {"effective_batch_size": 4096}, {True}),
+        ("2GiB", {"effective_batch_size": 64}, {True, False}),
+        ("L4", {}, {True}),
+    ],
+)
+def test_only_updates_that_matter_are_traced(gpu: str, fields: dict[str, int], kinds: set[bool]) -> None:
+    """A share that surely fits whole needs no trace of several micro-batches; one that is far too large none of one."""
+    traced = workload()
+    first(request_for(gpu, **fields), traced)
+    assert traced.kinds == kinds
+
+
 def failing(_: Trace) -> Trace:
     """Raise, as a workload may while it is traced."""
     raise EstimateError("needs a card of compute capability 8.9")
 
 
+def failing_without_kernel(_: Trace) -> Trace:
+    """Raise as an operator of a library may."""
+    raise RuntimeError("no\nkernel")
+
+
 def test_a_card_without_a_trace_does_not_affect_the_others() -> None:
     """The estimate of a GPU that cannot be traced, at once or at a later size, is uncertain, with the reason."""
     request = request_for("L4", "A10", "H100-80GB")
-    traced: dict[KernelProfile, Traced | Exception] = {
+    traced = {
         find_gpu("L4").profile: workload(),
         find_gpu("A10").profile: workload(change=failing),
-        find_gpu("H100-80GB").profile: RuntimeError("no\nkernel"),
+        find_gpu("H100-80GB").profile: workload(change=failing_without_kernel),
     }
     good, late, early = make_estimate(request, traced, versions={}, seconds=0.0).gpus
     assert good == first(request_for("L4"))
@@ -348,9 +372,9 @@ def test_a_card_without_a_trace_does_not_affect_the_others() -> None:
 def test_no_trace_at_all_is_an_error() -> None:
     """The error of the first GPU is raised unchanged."""
     request = request_for("L4", "H100-80GB")
-    traced: dict[KernelProfile, Traced | Exception] = {
+    traced = {
         find_gpu("L4").profile: workload(change=failing),
-        find_gpu("H100-80GB").profile: RuntimeError("late"),
+        find_gpu("H100-80GB").profile: workload(change=failing_without_kernel),
     }
     with pytest.raises(EstimateError, match=r"capability 8\.9"):
         make_estimate(request, traced, versions={}, seconds=0.0)

@@ -33,7 +33,7 @@ class TracedWorkload(Protocol):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters; 0 before the first trace."""
 
     @property
     def exact_sizes(self) -> bool:
@@ -41,7 +41,7 @@ class TracedWorkload(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Operations that could not be traced, and their effect on the estimate."""
+        """Operations that could not be traced so far, and their effect on the estimate."""
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
         """Return the trace at a size; fast, since only the sizes of the blocks change."""
@@ -111,15 +111,25 @@ class MemoryCurve:
 
     def candidate(self, limit_bytes: int, bound: int = LARGEST_SIZE) -> int:
         """Interpolate the size that reaches the limit, at most ``bound``; 0 if one sample does not fit."""
-        if not bound or not self.fits(1, limit_bytes):
+        size = self._power_near(limit_bytes, bound)
+        while size and not self.fits(size, limit_bytes):
+            size //= 2
+        if not size:
             return 0
-        size, above = 1, min(2, bound)
+        above = min(2 * size, bound)
         while size < bound and self.fits(above, limit_bytes):
             size, above = above, min(2 * above, bound)
         if size == bound:
             return bound
         lower, upper = self.capacity(size), self.capacity(above)
         return size + (limit_bytes - lower) * (above - size) // (upper - lower)
+
+    def _power_near(self, limit_bytes: int, bound: int) -> int:
+        """Return the largest power of two up to ``bound`` whose requests are within the limit; 1 if none is."""
+        size = 1
+        while 2 * size <= bound and self._search(2 * size).least_bytes <= limit_bytes:
+            size *= 2
+        return min(size, bound)
 
     def _search(self, size: int) -> CapacitySearch:
         if size not in self._searches:

@@ -14,6 +14,9 @@ from fractions import Fraction
 from math import ceil, isqrt
 from typing import TypeAlias
 
+_MAX_ALIGNMENT_BYTES = 4096
+"""Bytes that a workspace may have beside those in proportion to the samples."""
+
 
 @dataclass(frozen=True)
 class Polynomial:
@@ -28,6 +31,15 @@ class Polynomial:
     coefficients: tuple[Fraction, ...]
     max_bytes: int | None = None
     deviation: int = 0
+
+    @property
+    def is_proportional(self) -> bool:
+        """Whether the bytes are constant, or in proportion to the size but for an alignment.
+
+        A product of two dimensions that grow has a secant that begins far above or below 0.
+        """
+        constant, *slopes = self.coefficients
+        return not slopes or (len(slopes) == 1 and 0 <= constant <= min(_MAX_ALIGNMENT_BYTES, float(slopes[0]) / 10))
 
     def at(self, size: int) -> int:
         """Return the bytes at a size."""
@@ -50,6 +62,7 @@ class PiecewiseLinear:
     sizes: tuple[int, ...]
     values: tuple[int, ...]
     max_bytes: int | None = None
+    is_proportional: bool = False
 
     @property
     def deviation(self) -> int:
@@ -83,6 +96,11 @@ class SumOfGrowths:
     def deviation(self) -> int:
         """Sum of the deviations of the parts."""
         return self.bounded.deviation + self.beside.deviation
+
+    @property
+    def is_proportional(self) -> bool:
+        """Whether both parts are constant, or in proportion to the size."""
+        return self.bounded.is_proportional and self.beside.is_proportional
 
     def at(self, size: int) -> int:
         """Return the bytes at a size."""

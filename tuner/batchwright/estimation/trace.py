@@ -188,6 +188,11 @@ class SizedTrace:
     exact: bool = True
     error_growths: tuple[Growth, Growth] = _NO_ERROR
 
+    @property
+    def proportional(self) -> bool:
+        """Whether each block is constant or in proportion to the size, so that two sizes determine it."""
+        return all(growth.is_proportional for growth in self.growths)
+
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> SizedTrace:
         """Interpolate ``traces`` of increasing sizes; a quadratic (a loss over pairs of samples) needs three.

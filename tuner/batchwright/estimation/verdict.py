@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, SpecError
 from batchwright.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
 from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
 from batchwright.estimation.trace import Category
@@ -44,6 +44,7 @@ from batchwright.schemas.plans import Plan
 
 __all__ = [
     "TracedWorkload",
+    "accumulates_at_first",
     "make_estimate",
     "outside_bytes",
     "plan_to_list",
@@ -64,6 +65,8 @@ _MOST_OVERESTIMATE = 50 * _PERCENT
 _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_000_000)
 """Buffers of one communicator: 0.5 to 1.6 GB."""
 _MAX_MESSAGE_LENGTH = 500
+_SMALL_SHARE = 16
+"""A share of at most this many samples often fits whole, so that updates of one micro-batch are traced first."""
 _FAR_TOO_LARGE = 2
 """A size is not examined further if its certain part exceeds a GPU's memory by this factor."""
 _MAX_LISTED = 4096
@@ -81,7 +84,7 @@ def profiles(request: EstimateRequest) -> tuple[KernelProfile, ...]:
 
 def make_estimate(
     request: EstimateRequest,
-    traced: Mapping[KernelProfile, TracedWorkload | Exception],
+    traced: Mapping[KernelProfile, TracedWorkload],
     *,
     versions: dict[str, str],
     seconds: float,
@@ -90,73 +93,86 @@ def make_estimate(
 
     Args:
         request: the request.
-        traced: for each of ``profiles(request)`` the traced workload, or the error of tracing it. Profiles that run the
-            same kernels share one object.
+        traced: for each of ``profiles(request)`` the traced workload. Profiles that run the same kernels share one.
         versions: the versions of the packages that took part in tracing.
         seconds: time that tracing took.
 
     Raises:
         EstimateError: when a GPU's name is not known, or is that of several.
+        SpecError: when the spec is invalid.
         PlanError: when a rank would have no sample.
-        Exception: the error of tracing, when there is no trace for any of the GPUs.
+        Exception: the error for the first GPU, when there is no estimate for any.
     """
     cards = [find_gpu(name) for name in request.gpus]
     distinct = {id(traced[card.profile]): traced[card.profile] for card in cards}
     largest_card_bytes = max(card.total_bytes for card in cards)
     workloads = {key: _prepared(request, result, largest_card_bytes) for key, result in distinct.items()}
+    results = [_estimate(request, card, workloads[id(traced[card.profile])]) for card in cards]
+    errors = [result for result in results if isinstance(result, Exception)]
+    if len(errors) == len(results):
+        raise errors[0]
     found = [workload for workload in workloads.values() if isinstance(workload, _Workload)]
-    if not found:
-        raise next(error for error in workloads.values() if isinstance(error, Exception))
     return Estimate(
         decisions="cpu" if any(workload.follows_cpu for workload in found) else "cuda",
         parameters=found[0].traced.parameters,
-        gpus=tuple(_estimate(request, card, workloads[id(traced[card.profile])]) for card in cards),
+        gpus=tuple(
+            unknown_estimate(request, card, result, "traced") if isinstance(result, Exception) else result
+            for card, result in zip(cards, results, strict=True)
+        ),
         versions=versions,
         seconds=seconds,
         notes=("Estimated, not measured: a tuning on the card proves what fits.",),
     )
 
 
-@dataclass(frozen=True)
+def accumulates_at_first(request: EstimateRequest) -> bool:
+    """Return whether updates of several micro-batches are traced first, or those of a rank's whole share.
+
+    The others are traced where a GPU needs them: they are not, where the whole share surely fits.
+    """
+    share = _share_of(request)
+    return share is None or (share > _SMALL_SHARE and request.micro_batch_size != share)
+
+
+def _share_of(request: EstimateRequest) -> int | None:
+    """Return the samples of a rank in one update; None when no effective batch was requested."""
+    batch = request.effective_batch_size
+    return None if batch is None else share_per_rank(batch, request.spec.parallelism.world_size)[0]
+
+
 class _Workload:
     """A traced workload with the memory curves that all GPUs of a profile share.
 
+    Args:
+        request: the request.
+        traced: the workload; of one kind of updates it is traced here, of the other where a GPU needs it.
+        largest_card_bytes: the memory of the largest GPU.
+
     Attributes:
         share: samples of a rank in one update; None when no effective batch was requested.
-        whole_share: whether the whole share may fit in one micro-batch; if not, such updates are not traced.
         accumulating: the curve of updates with several micro-batches.
         single: the curve of updates with one micro-batch, which holds no gradients while it runs.
+        follows_cpu: whether the CPU's decisions were traced in the place of CUDA's.
     """
 
-    traced: TracedWorkload
-    share: int | None
-    whole_share: bool
-    accumulating: MemoryCurve
-    single: MemoryCurve
-    follows_cpu: bool
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, request: EstimateRequest, traced: TracedWorkload, largest_card_bytes: int) -> _Workload:
-        """Trace the updates that matter for GPUs of at most ``largest_card_bytes``."""
-        ranks, batch = request.spec.parallelism.world_size, request.effective_batch_size
+    def __init__(self, request: EstimateRequest, traced: TracedWorkload, largest_card_bytes: int) -> None:
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
-        share = None if batch is None else share_per_rank(batch, ranks)[0]
-        accumulating = MemoryCurve(traced, settings, accumulates=True)
-        whole_share = share is not None and (
-            request.micro_batch_size == share or _may_fit_whole(accumulating, share, largest_card_bytes)
+        self.traced = traced
+        self.share = _share_of(request)
+        self.accumulating = MemoryCurve(traced, settings, accumulates=True)
+        self.single = MemoryCurve(traced, settings, accumulates=False)
+        several = accumulates_at_first(request)
+        first = traced.trace_at(self.share or 1, accumulates=several)
+        self.follows_cpu = first.decisions == "cpu"
+        self._whole_share = not several or (
+            self.share is not None and _may_fit_whole(self.accumulating, self.share, largest_card_bytes)
         )
-        kinds = [True] * (share != 1) + [False] * whole_share  # of updates: with several micro-batches, or with one
-        traces = [traced.trace_at(share or 1, accumulates=accumulates) for accumulates in kinds]
-        return cls(
-            traced=traced,
-            share=share,
-            whole_share=whole_share,
-            accumulating=accumulating,
-            single=MemoryCurve(traced, settings, accumulates=False),
-            follows_cpu=any(trace.decisions == "cpu" for trace in traces),
-            notes=tuple(dict.fromkeys((*traced.notes, *(note for trace in traces for note in trace.notes)))),
-        )
+        """Whether the whole share may fit in one micro-batch; if not, such updates are not traced."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Operations that could not be traced so far, and their effect on the estimate."""
+        return self.traced.notes
 
     def accumulates(self, size: int) -> bool:
         """Return whether an update has several micro-batches of this size."""
@@ -164,7 +180,7 @@ class _Workload:
 
     def fits(self, size: int, limit_bytes: int) -> bool:
         """Return whether updates with micro-batches of this size fit."""
-        return (self.whole_share or self.accumulates(size)) and self.curve(size).fits(size, limit_bytes)
+        return (self._whole_share or self.accumulates(size)) and self.curve(size).fits(size, limit_bytes)
 
     def curve(self, size: int) -> MemoryCurve:
         """Return the memory curve of updates with micro-batches of this size."""
@@ -189,29 +205,32 @@ class _Workload:
 
 def _may_fit_whole(accumulating: MemoryCurve, share: int, largest_card_bytes: int) -> bool:
     """Return whether a GPU may hold an update of one micro-batch: that of several, less the waiting gradients."""
-    if share == 1:
-        return True
     requested = accumulating.requested_at_peak(share)
     return sum(requested.values()) - requested[Category.GRADIENTS] <= _FAR_TOO_LARGE * largest_card_bytes
 
 
-def _prepared(
-    request: EstimateRequest, traced: TracedWorkload | Exception, largest_card_bytes: int
-) -> _Workload | Exception:
-    """Trace all kinds of updates that matter, and return the workload, or the error."""
-    if isinstance(traced, Exception):
-        return traced
+def _prepared(request: EstimateRequest, traced: TracedWorkload, largest_card_bytes: int) -> _Workload | Exception:
+    """Trace the updates that matter first, and return the workload, or the error.
+
+    Raises:
+        SpecError: when the spec is invalid, which it is for every GPU.
+    """
     try:
-        return _Workload.of(request, traced, largest_card_bytes)
+        return _Workload(request, traced, largest_card_bytes)
+    except SpecError:
+        raise
     except Exception as error:  # noqa: BLE001 - user code runs here, and may succeed for other GPUs
         return error
 
 
-def _estimate(request: EstimateRequest, gpu: Gpu, workload: _Workload | Exception) -> GpuEstimate:
-    """Estimate for one GPU; if the workload cannot be traced for it, return an uncertain estimate with the reason."""
-    if isinstance(workload, _Workload):
+def _estimate(request: EstimateRequest, gpu: Gpu, workload: _Workload | Exception) -> GpuEstimate | Exception:
+    """Estimate for one GPU, or return the error of tracing the updates that it needs."""
+    if isinstance(workload, Exception):
+        return workload
+    try:
         return _CardEstimator(request, gpu, workload).estimate()
-    return unknown_estimate(request, gpu, workload, "traced")
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
 
 
 def unknown_estimate(request: EstimateRequest, gpu: Gpu, error: Exception, attempted: str) -> GpuEstimate:

@@ -73,7 +73,7 @@ class CapacitySearch:
     The bisection goes on only as far as a caller needs it: the result does not depend on what was asked before.
 
     Attributes:
-        unlimited: the replay without a limit; None until it was needed.
+        least_bytes: the peak of the rounded requests, which no capacity can be below.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class CapacitySearch:
     ) -> None:
         self._requests = (events, sizes, parts)
         self._settings = settings
-        least, _ = _peak_of(events, _rounded(sizes, parts, settings))
-        self._lower = rounded_up(least, ROUND_LARGE_BYTES)
+        self.least_bytes, _ = _peak_of(events, _rounded(sizes, parts, settings))
+        self._lower = rounded_up(self.least_bytes, ROUND_LARGE_BYTES)
         self._upper: int | None = None
         self._capacity = self._lower
         self._unlimited: ReplayResult | None = None

@@ -56,7 +56,7 @@ class TracedRuns:
     def prepare(self, wanted: Iterable[RunKey]) -> None:
         """Trace several runs in parallel, if possible. Runs that fail are left to ``get``."""
         new = [key for key in dict.fromkeys(wanted) if key not in self._prepared]
-        if self._processes < _MIN_PARALLEL or len(new) < _MIN_PARALLEL:
+        if self._processes < _MIN_PARALLEL or not new:
             return
         self._prepared.update(new)
         torch.set_num_threads(1)  # a forked process would not have the other threads

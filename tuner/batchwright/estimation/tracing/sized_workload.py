@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from batchwright.errors import EstimateError
@@ -9,9 +10,13 @@ from batchwright.estimation.trace import Category, SizedTrace, Trace
 from batchwright.estimation.tracing.runs import RunKey, TracedRuns
 from batchwright.schemas.gpus import KernelProfile
 
-_SIZES = ((4, 6, 10), (16, 24, 40))
-"""Three sizes determine a quadratic. Some code behaves differently with few samples (GPT-2's masks with up to 3). If
-the first three traces differ in more than sizes, or grow unevenly, the next three are tried too."""
+_SIZES = (4, 10)
+"""Two sizes tell a constant from bytes in proportion to the samples, which nearly all blocks are. Some code behaves
+differently with few samples (GPT-2's masks with up to 3)."""
+_BETWEEN = 6
+"""With a third size, where blocks grow otherwise, a quadratic is determined."""
+_LARGER_SIZES = (16, 24, 40)
+"""Traced too if the first traces differ in more than sizes, or grow unevenly."""
 _SCALED_FROM = 16
 _DIFFERENT_OPERATORS = (
     "the workload runs different operators at different micro-batch sizes: "
@@ -31,9 +36,6 @@ class SizedWorkload:
     Args:
         runs: the traced runs of the workload.
         profile: the kernel profile; None for the CPU.
-
-    Raises:
-        SpecError, WorkloadError, EstimateError: as ``batchwright.estimation.tracing.session.trace``.
     """
 
     def __init__(self, runs: TracedRuns, profile: KernelProfile | None) -> None:
@@ -41,13 +43,16 @@ class SizedWorkload:
         self._traced = _traced_profile(profile)
         self._runs = runs
         self._sized_traces: dict[bool, SizedTrace | Trace] = {}
-        runs.prepare(first_run_keys(profile))
-        self.parameters = runs.get(self._traced, _SIZES[0][0], accumulates=True).parameters
+        self.parameters = 0
         self.exact_sizes = True
         self.notes: tuple[str, ...] = ()
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
-        """Return the trace at a size; fast except for the first call of each kind."""
+        """Return the trace at a size; fast except for the first call of each kind.
+
+        Raises:
+            SpecError, WorkloadError, EstimateError: as ``batchwright.estimation.tracing.session.trace``.
+        """
         if accumulates not in self._sized_traces:
             self._sized_traces[accumulates] = self._trace_sizes(accumulates=accumulates)
         found = self._sized_traces[accumulates]
@@ -55,27 +60,43 @@ class SizedWorkload:
 
     def _trace_sizes(self, *, accumulates: bool) -> SizedTrace | Trace:
         """Return the trace at every size, or at one size if the traces differ in more than sizes."""
-        traces: list[Trace] = []
-        found: SizedTrace | None = None
-        threads = None if self.profile is None else self.profile.resident_threads
-        for sizes in _SIZES:
-            self._runs.prepare((self._traced, size, accumulates) for size in sizes)
-            latest = [self._runs.get(self._traced, size, accumulates=accumulates).trace for size in sizes]
-            if threads is not None:
-                latest = [trace.on_card(threads) for trace in latest]
-            traces += latest
-            with suppress(EstimateError):  # the traces differ in more than sizes
-                found = SizedTrace.of(traces if found else latest)
-            if found is not None and found.exact:
-                return found
-        self.exact_sizes = False
-        self.notes = tuple(dict.fromkeys((*self.notes, _UNEVEN_GROWTH if found else _DIFFERENT_OPERATORS)))
+        traces = self._trace_each(_SIZES, accumulates=accumulates)
+        found = _sized(traces)
+        if found is not None and not found.proportional:
+            traces += self._trace_each((_BETWEEN,), accumulates=accumulates)
+            found = _sized(traces)
+        if found is None or not found.exact:
+            larger = self._trace_each(_LARGER_SIZES, accumulates=accumulates)
+            traces = [*traces, *larger] if found else larger
+            found = _sized(traces) or found
+        if found is None or not found.exact:
+            self.exact_sizes = False
+            self._note(_UNEVEN_GROWTH if found else _DIFFERENT_OPERATORS)
+        self._note(*traces[0].notes)
         return found or next(trace for trace in traces if trace.micro_batch_size == _SCALED_FROM)
 
+    def _trace_each(self, sizes: Sequence[int], *, accumulates: bool) -> list[Trace]:
+        """Return the traces at these sizes."""
+        self._runs.prepare((self._traced, size, accumulates) for size in sizes)
+        runs = [self._runs.get(self._traced, size, accumulates=accumulates) for size in sizes]
+        self.parameters = runs[0].parameters
+        threads = None if self.profile is None else self.profile.resident_threads
+        return [run.trace if threads is None else run.trace.on_card(threads) for run in runs]
 
-def first_run_keys(profile: KernelProfile | None) -> tuple[RunKey, ...]:
-    """Return the keys of the runs that a ``SizedWorkload`` needs first."""
-    return tuple((_traced_profile(profile), size, True) for size in _SIZES[0])
+    def _note(self, *notes: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+
+def first_run_keys(profile: KernelProfile | None, *, accumulates: bool) -> tuple[RunKey, ...]:
+    """Return the keys of the runs that a ``SizedWorkload`` needs first for updates of a kind."""
+    return tuple((_traced_profile(profile), size, accumulates) for size in _SIZES)
+
+
+def _sized(traces: Sequence[Trace]) -> SizedTrace | None:
+    """Return the trace at every size, or None where the traces differ in more than sizes."""
+    with suppress(EstimateError):
+        return SizedTrace.of(sorted(traces, key=lambda trace: trace.micro_batch_size))
+    return None
 
 
 def _traced_profile(profile: KernelProfile | None) -> KernelProfile | None:

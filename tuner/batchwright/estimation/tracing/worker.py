@@ -17,7 +17,7 @@ from pathlib import Path
 from batchwright.errors import BatchwrightError, EstimateError, SpecError
 from batchwright.estimation.cuda_shim import NoCompilerError, Shim, load_shim
 from batchwright.estimation.protocol import EstimatePaths, TraceFailure, untraceable
-from batchwright.estimation.verdict import TracedWorkload, make_estimate, profiles
+from batchwright.estimation.verdict import TracedWorkload, accumulates_at_first, make_estimate, profiles
 from batchwright.hardware.failures import FailureKind, classify_exception
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.estimates import Estimate, EstimateRequest
@@ -97,12 +97,8 @@ def _load_shim() -> tuple[Shim | None, tuple[str, ...]]:
 
 def _trace_profiles(
     request: EstimateRequest, wanted: tuple[KernelProfile, ...], shim: Shim | None
-) -> dict[KernelProfile, TracedWorkload | Exception]:
-    """Trace the workload for each profile, or return the error; profiles that run the same kernels share a trace.
-
-    Raises:
-        SpecError: when the spec is invalid.
-    """
+) -> dict[KernelProfile, TracedWorkload]:
+    """Trace the workload for each profile; profiles that run the same kernels share a trace."""
     from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
         representative,
     )
@@ -111,15 +107,9 @@ def _trace_profiles(
 
     runs = TracedRuns(request.spec, shim=shim, processes=default_process_count())
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
-    runs.prepare(key for profile in distinct for key in first_run_keys(profile))
-    known: dict[KernelProfile, TracedWorkload | Exception] = {}
-    for profile in distinct:
-        try:
-            known[profile] = SizedWorkload(runs, profile)
-        except SpecError:
-            raise
-        except Exception as error:  # noqa: BLE001 - user code runs here, and may succeed for other GPUs
-            known[profile] = error
+    first = accumulates_at_first(request)
+    runs.prepare(key for profile in distinct for key in first_run_keys(profile, accumulates=first))
+    known = {profile: SizedWorkload(runs, profile) for profile in distinct}
     return {profile: known[representative(profile)] for profile in wanted}
 
 
