@@ -527,3 +527,9 @@ def test_a_warm_started_search_knows_that_a_command_may_refuse_one_sample() -> N
     course.warm_start_from(stored)
     course.record(probe_result(1, Outcome.ERROR).model_copy(update={"phase": Phase.BUILD}))
     assert course.next_probe() is not None
+
+
+def test_a_quick_tuning_of_a_command_is_refused() -> None:
+    """Nothing of a command is estimated, so that no plan is sure before a run."""
+    with pytest.raises(ValueError, match="`quick` is not possible for a command"):
+        tuning(quick=True)

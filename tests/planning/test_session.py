@@ -455,3 +455,75 @@ def test_a_warm_start_comes_before_the_first_probe() -> None:
 def test_a_space_of_one_size_requests_no_estimate() -> None:
     """The first probe is known without an estimate."""
     assert tuning(tuning_request(max_micro_batch_size=1)).expectation_request() is None
+
+
+# --- quick tunings ---
+
+
+def expected_line() -> ExpectedPeaks:
+    """A memory curve by which 40 samples fit in 5,000 units."""
+    sizes = (1, 1000)
+    return ExpectedPeaks(
+        points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=UNIT * (1000 + 100 * size)) for size in sizes)
+    )
+
+
+LIMIT = {"memory_limit_bytes": 5000 * UNIT, "memory_margin": 0.0}
+
+
+def quick_tuning(batch: int, **fields: Any) -> Tuning:
+    """A quick tuning that has its estimate."""
+    course = tuning(tuning_request(effective_batch_size=batch, quick=True, **LIMIT, **fields))
+    course.start_from_estimate(expected_line())
+    return course
+
+
+@pytest.mark.parametrize("batch", [20, 100, 1000])
+@pytest.mark.parametrize("fields", [{}, {"granularity": 8}, {"objective": "fewest_steps"}])
+def test_a_quick_tuning_runs_one_plan(batch: int, fields: dict[str, Any]) -> None:
+    """The plan fits by the estimate, and its own run proves it; that larger sizes were not tried is a warning."""
+    course = quick_tuning(batch, **fields)
+    found = finish(course, largest=40)
+    (run,) = found.evidence.probes
+    plan = plan_of(found)
+    assert 10 <= max(plan.micro_batch_sizes[0]) == max(run.micro_batch_sizes) <= 40
+    assert plan.effective_batch_size == batch
+    if batch > 20:
+        assert (found.evidence.proof.stopped_by, found.evidence.proof.is_conclusive) == ("quick", False)
+        assert "larger-sizes-not-known" in {warning.code for warning in found.warnings}
+    again = quick_tuning(batch, **fields)
+    again.record(run)
+    assert again.next_probe() is None
+
+
+def test_a_quick_tuning_goes_on_after_an_oom() -> None:
+    """A plan that the estimate was wrong of is followed by a smaller one; where not even one sample fits, none fits."""
+    found = finish(quick_tuning(100), largest=7)
+    sizes = [probe.micro_batch_size for probe in found.evidence.probes]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 1 <= max(plan_of(found).micro_batch_sizes[0]) <= 7
+    assert found.evidence.proof.stopped_by == "quick" or found.evidence.proof.shows_larger_fail
+    assert not finish(quick_tuning(100), largest=0).feasible
+
+
+def test_a_quick_tuning_without_an_estimate_is_a_whole_one() -> None:
+    """Nothing says which plan fits."""
+    request = tuning_request(effective_batch_size=100, quick=True)
+    assert finish(tuning(request), largest=37).evidence.proof.stopped_by == "oom"
+
+
+def test_a_quick_tuning_is_completed_by_a_warm_start_from_it() -> None:
+    """Its fingerprint is that of the whole tuning, which has its estimate from it."""
+    quick = finish(quick_tuning(100), largest=37)
+    whole = tuning(tuning_request(effective_batch_size=100, **LIMIT))
+    assert whole.fingerprint == quick.fingerprint
+    whole.warm_start_from(quick)
+    assert whole.expectation_request() is None
+    found = finish(whole, largest=37)
+    assert (found.evidence.proof.fits, found.evidence.proof.stopped_by) == (37, "oom")
+
+
+def test_what_a_quick_tuning_cannot_do_is_refused() -> None:
+    """It compares no plans."""
+    with pytest.raises(ValueError, match="`quick` runs one plan"):
+        tuning_request(quick=True, objective="fastest")

@@ -46,6 +46,14 @@ WhatIf = Annotated[
         "optimizer without temporaries.",
     ),
 ]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick",
+        help="Run one plan that an estimate is sure of, and recommend it: larger sizes are not tried. "
+        "--warm-start-from completes it later.",
+    ),
+]
 WarmStartFrom = Annotated[
     Path | None,
     typer.Option(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum, auto
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 
 from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
@@ -16,13 +18,13 @@ _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
 """Outcomes of probes that a failure of the host or of its device may have caused."""
 
 
-class Step(Enum):
-    """A step of a tuning that is no probe."""
+class Step(StrEnum):
+    """A step of a tuning that is no probe, by its name in ``batchwright.schemas.recommendation.Timings``."""
 
-    DATA = auto()
-    COUPLING_CHECK = auto()
-    ESTIMATE = auto()
-    WHAT_IFS = auto()
+    DATA = "data"
+    COUPLING_CHECK = "coupling_check"
+    ESTIMATE = "estimate"
+    WHAT_IFS = "what_if"
 
 
 class TuningHooks:
@@ -89,13 +91,13 @@ def drive(
             workloads.begin_estimate(expectation)  # it is made while the data is read and the coupling checked
         spec = tuning.spec_with_data()
         if spec is not None and workloads is not None:
-            hooks.begins(Step.DATA)
-            tuning.data = workloads.read_data(spec, should_stop, hooks.data_read)
+            with _step(tuning, hooks, Step.DATA):
+                tuning.data = workloads.read_data(spec, should_stop, hooks.data_read)
         _check_coupling(tuning, workloads, hooks, should_stop)
         if is_new:
-            hooks.begins(Step.ESTIMATE)
-            if not _seed_search(tuning, workloads, hooks, should_stop):
-                runner.check(tuning.request, should_stop)
+            with _step(tuning, hooks, Step.ESTIMATE):
+                if not _seed_search(tuning, workloads, hooks, should_stop):
+                    runner.check(tuning.request, should_stop)
         while (probe := _next_probe(tuning, workloads, hooks)) is not None:
             if should_stop():
                 raise ProbeCancelledError("the tuning was stopped")
@@ -106,10 +108,21 @@ def drive(
             tuning.record(result)
             hooks.recorded(result)
         runner.end_search()
-        hooks.begins(Step.WHAT_IFS)
-        _estimate_what_ifs(tuning, workloads, should_stop)
+        with _step(tuning, hooks, Step.WHAT_IFS):
+            _estimate_what_ifs(tuning, workloads, should_stop)
     finally:
         runner.end_search()
+
+
+@contextmanager
+def _step(tuning: Tuning, hooks: TuningHooks, step: Step) -> Iterator[None]:
+    """Announce a step, and add its time to that of the tuning's earlier ones of its kind."""
+    hooks.begins(step)
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        tuning.step_seconds[step] = tuning.step_seconds.get(step, 0.0) + time.monotonic() - began
 
 
 def _check_coupling(
@@ -119,12 +132,12 @@ def _check_coupling(
     request = tuning.coupling_request()
     if request is None or workloads is None:
         return
-    hooks.begins(Step.COUPLING_CHECK)
-    try:
-        check = workloads.check_coupling(request, should_stop)
-    except DeviceError as error:
-        hooks.require_host(f"The check for coupled samples ended with: {error}")
-        raise
+    with _step(tuning, hooks, Step.COUPLING_CHECK):
+        try:
+            check = workloads.check_coupling(request, should_stop)
+        except DeviceError as error:
+            hooks.require_host(f"The check for coupled samples ended with: {error}")
+            raise
     tuning.record_coupling(check)
 
 

@@ -5,8 +5,8 @@ allocator, and find the largest size that fits.
 
 1. Request: ``client`` runs a task in a fork server that traces. The task leaves an estimate or a failure
    (``protocol``). ``pool`` keeps such servers for the service.
-2. Trace: in that process ``tracing`` runs the updates of a probe on fake tensors, at a few micro-batch sizes (three for
-   a whole estimate, two for the curve that seeds a search). ``attention_kernels`` and ``cuda_shim`` supply the
+2. Trace: in that process ``tracing`` runs the updates of a probe on fake tensors, at two micro-batch sizes, or more
+   where these do not tell how the blocks grow. ``attention_kernels`` and ``cuda_shim`` supply the
    decisions that CUDA would make. The result is a ``trace``: the blocks that are allocated and freed, in order.
 3. Extrapolate: ``size_growth`` finds how the bytes of each block depend on the micro-batch size, so that traces at a
    few sizes yield the trace at every size.

@@ -188,6 +188,7 @@ def _require_one_micro_batch(request: TuningRequest) -> None:
     needing = {
         "objective": objective_of(request).is_of_plans,
         "what_if": request.what_if,
+        "quick": request.quick,
         "baseline": request.baseline is not None,
         "uniform": request.uniform,
         "parallelism": request.spec.parallelism.world_size > 1,

@@ -129,7 +129,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 def request_fields(request: TuningRequest) -> dict[str, Any]:
     """The request without the spec and the place."""
-    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds", "baseline"}
+    left_out = {"spec", "device", "hardware", "memory_limit_bytes", "probe_timeout_seconds", "baseline", "quick"}
     return request.model_dump(mode="json", exclude=left_out)
 
 

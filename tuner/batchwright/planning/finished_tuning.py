@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from batchwright.planning.accumulation import share_per_rank
@@ -30,6 +31,7 @@ class FinishedTuning:
         what_if: estimated changes of the spec.
         coupling: the outcome of the check for coupled samples.
         data: the reading of the data before the first probe; None if no file is named.
+        step_seconds: the time of each step that is no probe, by its name in ``Timings``.
     """
 
     conditions: TuningConditions
@@ -44,6 +46,7 @@ class FinishedTuning:
     what_if: WhatIfResult = field(default_factory=WhatIfResult)
     coupling: CouplingCheck | None = None
     data: DataReading | None = None
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def share(self) -> int:

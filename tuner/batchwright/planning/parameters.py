@@ -32,6 +32,8 @@ class SearchParameters:
     """Probability to fit of the first size where there is an estimate. This size is worth more when it fits: its
     measurement calibrates the estimate, and a few percent below the answer do that as well as the answer. Rows: "led by
     an estimate" that is low."""
+    quick_fit_probability: float = 0.9
+    """Probability to fit of the plan of a quick tuning, which is to be its only probe. A choice; no row."""
     slow_start_seconds: float = 60.0
     """Seconds before the first forward pass from which on a fit is preferred to an OOM. A choice; no row."""
     slow_start_fit_probability: float = 0.85

@@ -72,7 +72,7 @@ def recommend(
         environment=finished.conditions.environment,
         warnings=tuple(tuning_warnings(finished)),
         versions=finished.conditions.versions,
-        timings=_timings(finished.probes, total_seconds),
+        timings=_timings(finished, total_seconds),
         request=request,
     )
     return with_gain(found)
@@ -148,10 +148,12 @@ def _headroom(finished: FinishedTuning) -> Headroom | None:
     )
 
 
-def _timings(probes: tuple[ProbeResult, ...], total_seconds: float) -> Timings:
+def _timings(finished: FinishedTuning, total_seconds: float) -> Timings:
+    probes = finished.probes
     return Timings(
         total_seconds=total_seconds,
         probe_seconds=sum(probe.seconds.total for probe in probes),
+        **{f"{step}_seconds": seconds for step, seconds in finished.step_seconds.items()},
         probes=len(probes),
         out_of_memory_probes=sum(probe.outcome is Outcome.OOM for probe in probes),
     )

@@ -80,7 +80,7 @@ class MicroBatchSearch:
         """Probes that failed by an error, though another size ran."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
-        self.stopped_by: Literal["interrupted", "error"] | None = None
+        self.stopped_by: Literal["interrupted", "error", "quick"] | None = None
         """What ended the search before its end. Its answer is the largest fit so far, where there is one."""
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
 
@@ -160,7 +160,7 @@ class MicroBatchSearch:
         left = bracket.high - bracket.low - 1 - sum(bracket.low < index < bracket.high for index in self._left_out)
         if left and self.stopped_by and bracket.low:
             fits = self.space.size(bracket.low)
-            statement = f"{fits} fits, and the tuning was stopped before larger sizes were tried."
+            statement = f"{fits} fits, and {_STOPPED[self.stopped_by]}."
             return Proof(fits=fits, stopped_by=self.stopped_by, statement=statement)
         if left and not self._gives_up:
             return None
@@ -275,9 +275,30 @@ class MicroBatchSearch:
         The smallest candidate is avoided unless no other is likely to fit: it is the least informative, and BatchNorm
         may reject it.
         """
+        posterior = self._posterior_of(bracket, estimate, limit)
+        bracketed, target = self._bracketed(bracket, posterior), self._target_probability
+        smallest = bracket.low + 1
+        if not self._fits and fit_probability(posterior, self.space.size(smallest)) < target:
+            return smallest
+        if self._fits or self._failures:
+            return bracketed.nearest_to(target)
+        if estimate.correction is None and estimate.usable_bytes is None:
+            return bracketed.nearest_to(self._parameters.first_fit_probability)
+        return bracketed.fewest_probes(self._parameters.first_fit_probability)
+
+    def surest_size(self) -> int | None:
+        """The largest size that an estimate is sure of; none without one, and after the end of the search."""
+        bracket, estimate, limit = self._bracket, self.space.expected, self.space.limit_bytes
+        if estimate is None or limit is None or self.verdict is not None:
+            return None
+        bracketed = self._bracketed(bracket, self._posterior_of(bracket, estimate, limit))
+        return self.space.size(bracketed.nearest_to(self._parameters.quick_fit_probability))
+
+    def _posterior_of(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> Posterior:
+        """The posterior by an estimate and the probes so far."""
         parameters = self._parameters
         limit = estimate.usable_of(self._reservable_bytes) or limit
-        posterior = from_estimate(
+        return from_estimate(
             self._measured(bracket.low),
             limit,
             2 * self.space.bound,
@@ -288,15 +309,6 @@ class MicroBatchSearch:
             correction=self._standing_correction(estimate, limit),
             parameters=parameters,
         )
-        bracketed, target = self._bracketed(bracket, posterior), self._target_probability
-        smallest = bracket.low + 1
-        if not self._fits and fit_probability(posterior, self.space.size(smallest)) < target:
-            return smallest
-        if self._fits or self._failures:
-            return bracketed.nearest_to(target)
-        if estimate.correction is None and estimate.usable_bytes is None:
-            return bracketed.nearest_to(parameters.first_fit_probability)
-        return bracketed.fewest_probes(parameters.first_fit_probability)
 
     def _standing_correction(self, estimate: ExpectedPeaks, limit: int) -> EstimateCorrection | None:
         """The learned correction of an estimate; with replays, until a probe contradicts its interval.
@@ -404,6 +416,13 @@ _INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], st
     ),
 }
 """Reasons to stop at an inconclusive probe: the word in the proof, the event, and the remedy."""
+
+_STOPPED = {
+    "quick": "larger sizes were not tried",
+    "interrupted": "the tuning was stopped before larger sizes were tried",
+    "error": "the tuning was stopped before larger sizes were tried",
+}
+"""Ends of the proof of a search that was ended before its end."""
 
 _REMEDIES = {
     Outcome.ERROR: ("workload-error", "failed", ""),

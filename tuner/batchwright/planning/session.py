@@ -18,7 +18,7 @@ from batchwright.planning.proofs.coupled_loss import coupling_request, is_undivi
 from batchwright.planning.recommendation import recommend
 from batchwright.planning.search import Failure
 from batchwright.planning.stages.course import Course
-from batchwright.planning.stages.stage_order import ALL_STAGES, Stages
+from batchwright.planning.stages.stage_order import ALL_STAGES, QUICK_STAGES, Stages
 from batchwright.planning.stages.undivided_batch import UndividedBatch
 from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.planning.warm_start import warm_start_from
@@ -36,7 +36,7 @@ class Tuning:
         device: the device to probe.
         environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
         versions, parameters, accumulates, peers: as for ``batchwright.planning.tuning_conditions.conditions_of``.
-        stages: the stages of its course.
+        stages: the stages of its course; by default those of the request.
 
     Attributes:
         conditions: what follows from the request and the device alone.
@@ -44,6 +44,7 @@ class Tuning:
         expected_context_bytes: bytes of a process's context that estimates leave out of the limit.
         data: the reading of the data before the first probe; None if no file is named.
         coupling: the outcome of the check for coupled samples.
+        step_seconds: the time of each step that is no probe, by its name in ``Timings``.
 
     Raises:
         PlanError, SpecError, DeviceError: as ``batchwright.planning.tuning_conditions.conditions_of``.
@@ -59,7 +60,7 @@ class Tuning:
         parameters: SearchParameters = DEFAULT_PARAMETERS,
         accumulates: bool = True,
         peers: Sequence[str] = (),
-        stages: Stages = ALL_STAGES,
+        stages: Stages | None = None,
     ) -> None:
         self.conditions = conditions_of(
             request,
@@ -74,8 +75,9 @@ class Tuning:
         self.expected_context_bytes = device.expected_context_bytes or 0
         self.data: DataReading | None = None
         self.coupling: CouplingCheck | None = None
+        self.step_seconds: dict[str, float] = {}
         self._course = Course(self.conditions)
-        self._stages = stages
+        self._stages = stages or (QUICK_STAGES if request.quick else ALL_STAGES)
         self._undivided: UndividedBatch | None = None
         """The only stage, where the loss couples the samples of a batch."""
         self._missing_estimate: str | None = None
@@ -301,6 +303,7 @@ class Tuning:
             what_if=self._what_ifs.result() if self._what_ifs else WhatIfResult(),
             coupling=self.coupling,
             data=self.data,
+            step_seconds=self.step_seconds,
         )
         return recommend(finished, identifier=identifier, created_at=created_at, total_seconds=total_seconds)
 

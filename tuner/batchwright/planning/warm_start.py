@@ -84,7 +84,8 @@ def warm_start_from(stored: Recommendation, now: TuningConditions) -> PossibleWa
     problems += _unproven(stored)
     if problems:
         raise SpecError(problems, f"warm start from {stored.id}")
-    peaks = measured_peaks(stored, now.parameters) or (stored.evidence.expected if _fit(stored) else None)
+    has_fit = any(probe.outcome is Outcome.FIT for probe in stored.evidence.probes)
+    peaks = measured_peaks(stored, now.parameters) or (stored.evidence.expected if has_fit else None)
     return PossibleWarmStart(stored, size=_size_to_confirm(stored, now), peaks=peaks)
 
 

@@ -18,12 +18,14 @@ class Proof(Document):
 
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
-    stopped_by: Literal["oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost", "interrupted"]
+    stopped_by: Literal[
+        "oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost", "interrupted", "quick"
+    ]
     """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set before, or an OOM that the
     tuning of the warm start measured under other versions or another limit. Or a probe that was inconclusive: it did
     not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside twice
-    (`lost`). Or a signal, after a plan was proven (`interrupted`). Larger sizes than `fits` were shown to fail by the
-    first two and by `warm-start` alone."""
+    (`lost`). Or a signal, after a plan was proven (`interrupted`), or the fit of a quick tuning (`quick`). Larger sizes
+    than `fits` were shown to fail by the first two and by `warm-start` alone."""
     next_size: PositiveInt | None = None
     """The next size on the grid, which was probed and failed: by the tuning of the warm start where the proof rests on
     one. None when a bound stops the search. For `timeout`, `error` and `lost` the size of the inconclusive probe:
@@ -33,8 +35,8 @@ class Proof(Document):
 
     @property
     def is_conclusive(self) -> bool:
-        """Return whether no probe was inconclusive, so that another search would end the same way."""
-        return self.stopped_by not in {"timeout", "error", "lost", "interrupted"}
+        """Return whether the search came to its end, so that another one would end the same way."""
+        return self.stopped_by not in {"timeout", "error", "lost", "interrupted", "quick"}
 
     @property
     def shows_larger_fail(self) -> bool:
@@ -242,7 +244,15 @@ class Timings(Document):
     total_seconds: NonNegativeFloat
     """Time from start to recommendation."""
     probe_seconds: NonNegativeFloat
-    """Time spent in probes."""
+    """Time spent in probes, from the start of each in its process to its end."""
+    data_seconds: NonNegativeFloat = 0.0
+    """Time in which the data was read, with the start of the process that reads it and runs the probes."""
+    coupling_check_seconds: NonNegativeFloat = 0.0
+    """Time of the check for coupled samples, with the start of its process where that is the first."""
+    estimate_seconds: NonNegativeFloat = 0.0
+    """Time in which the search waited for its estimate, most of which is made during the steps before it."""
+    what_if_seconds: NonNegativeFloat = 0.0
+    """Time of the what-ifs."""
     probes: NonNegativeInt
     """Number of probes."""
     out_of_memory_probes: NonNegativeInt

@@ -194,6 +194,9 @@ class TuningRequest(Document):
     what_if: bool = False
     """Also estimate, without probes, which micro-batch would fit with another precision, activation checkpointing or
     another implementation of the optimizer."""
+    quick: bool = False
+    """Run one plan that an estimate (or a warm start) is sure of, and recommend it: larger sizes are not tried. Where
+    nothing can be estimated, the tuning is a whole one. A warm start from the result completes it later."""
     probe_timeout_seconds: Annotated[float, Field(gt=0.0, le=86_400.0)] = 300.0
     """Time limit of one probe."""
     allow_batch_coupling: bool = False
@@ -212,7 +215,11 @@ class TuningRequest(Document):
 
     @model_validator(mode="after")
     def _is_possible_for_its_kind(self) -> Self:
+        if self.quick and self.objective == "fastest":
+            raise ValueError("`quick` runs one plan, and the objective `fastest` compares several: choose another one")
         if isinstance(self.spec, CommandSpec):
+            if self.quick:
+                raise ValueError("`quick` is not possible for a command: nothing of it is estimated without a run")
             if not self.spec.model.is_only_named and not self.spec.model.takes_size:
                 raise ValueError(
                     "the command has no placeholder `{micro_batch_size}`: write it where the program takes its batch "

@@ -21,4 +21,6 @@ class FewestSteps(ObjectiveStrategy):
         self, share: int, size: int, proof: Proof, listed: Sequence[Alternative], *, of_a_grid: bool = False
     ) -> str:
         steps = steps_of(share, size)
+        if not proof.is_conclusive:
+            return f"{steps} accumulation steps with micro-batches of {size} fit; whether fewer do is not known."
         return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."

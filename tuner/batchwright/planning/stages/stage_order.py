@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchwright.planning.stages.baseline_probe import BaselineProbe
 from batchwright.planning.stages.plan_run import PlanRun
 from batchwright.planning.stages.plan_timing import PlanTiming
+from batchwright.planning.stages.quick_plan import QuickPlan
 from batchwright.planning.stages.size_search import Confirmation, SizeSearch
 from batchwright.planning.stages.stage import Stage
 
@@ -14,3 +15,5 @@ SEARCH_STAGES: Stages = (Confirmation(), SizeSearch(), BaselineProbe(), PlanTimi
 """Prove the largest size alone."""
 ALL_STAGES: Stages = (*SEARCH_STAGES, PlanRun())
 """Prove the largest size, and then the plan to recommend."""
+QUICK_STAGES: Stages = (Confirmation(), BaselineProbe(), PlanRun(), QuickPlan())
+"""Prove one plan, and search no larger one. The others begin after a proof."""

@@ -1,0 +1,37 @@
+"""The search of a quick tuning: one plan that surely fits, run as it will be trained. Pure, no torch."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from batchwright.planning.accumulation import plan_size, steps_of
+from batchwright.planning.stages.course import Course
+from batchwright.planning.stages.size_search import SizeSearch
+from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.results import Outcome, ProbeResult
+
+
+class QuickPlan(SizeSearch):
+    """Run the plan that the estimate is sure of, or a smaller one after an OOM. Without an estimate, search."""
+
+    @override
+    def ask(self, course: Course) -> ProbeRequest | None:
+        if course.search.space.expected is None:
+            return super().ask(course)
+        size = None if course.is_confirmed else course.search.surest_size()
+        if size is None:
+            return None
+        share, space = course.conditions.share, course.search.space
+        balanced = plan_size(share, steps_of(share, size))
+        if space.size(space.at_most(balanced)) == balanced:
+            size = balanced
+        return course.conditions.probe(size, runs_plan=True)
+
+    @override
+    def tell(self, course: Course, result: ProbeResult) -> bool:
+        if course.search.space.expected is None or course.proof is not None:
+            return not (result.runs_plan or result.measures_time) and super().tell(course, result)
+        course.search.tell(result)
+        if result.outcome is Outcome.FIT and not course.is_confirmed:
+            course.search.stopped_by = "quick"
+        return True
