@@ -36,7 +36,7 @@ from commands_peers import PEERS
 from finders_trials import NEAR, OUTCOMES, Diary, Found, Trial, cells, figures, run_finder
 from reporting import HERE, measured_here, new_parser, print_head, print_row, read_result, write_result
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.schemas import results
 from tests.commands.program_list import FOLDER, ONE_THREAD, PLAIN, WITH_FRAMEWORKS, Program
 from tests.commands.trials import budget_for, probe

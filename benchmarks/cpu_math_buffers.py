@@ -26,7 +26,7 @@ from typing import Any
 from cpu_repeatability import requests
 from reporting import measured_here, new_parser, print_head, read_result, write_result
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT, CPU_MATH
+from batchwright.device_traits import CPU_ENVIRONMENT, CPU_MATH
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
 

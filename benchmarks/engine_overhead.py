@@ -34,7 +34,7 @@ import torch
 from reporting import measured_here, new_parser, print_head, print_row, write_result
 from torch import Tensor, nn
 
-from batchwright.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
+from batchwright.device_traits import CPU_ALLOCATOR, CPU_THREADS
 from batchwright.schemas.workload import parse_spec
 from batchwright.torch_internals import foreach_add_
 from batchwright.training.accumulation.engine import Gathering, GradientAccumulation

@@ -35,7 +35,7 @@ from fine_tuning_runs import WAYS, Batch, Task, build_model, padded, trained, un
 from reporting import HERE, measured_here, new_parser, write_result
 from torch import Tensor, nn
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.library.tuning import tune
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest

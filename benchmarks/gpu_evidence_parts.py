@@ -19,7 +19,6 @@ from typing import Any
 import gpu_evidence_jobs
 import gpu_evidence_recurrent
 import gpu_evidence_workspaces
-import pynvml
 import torch
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
@@ -29,7 +28,8 @@ from batchwright.driving.foreground import run_tuning
 from batchwright.errors import EstimateError
 from batchwright.estimation.client import estimate
 from batchwright.hardware.gpu_lookup import context_bytes_of, find_gpu
-from batchwright.hardware.inventory import find_device, used_and_total_bytes, visible_handles
+from batchwright.hardware.inventory import find_device
+from batchwright.hardware.nvml import read_memory
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
@@ -117,7 +117,7 @@ def _version(package: str) -> str | None:
 
 def context(device: DeviceInfo, report: Report) -> None:
     """Report the memory outside torch's allocator: of the bare context, and after the first use of each library."""
-    before = _nvml_used_bytes(device)
+    before = read_memory(device.id).used_bytes
     report.put("assumed", context_bytes_of(device.name).model_dump())
     report.put("used_before_bytes", before)
     half = partial(_ones, dtype=torch.bfloat16)
@@ -147,7 +147,7 @@ def context(device: DeviceInfo, report: Report) -> None:
             continue
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        after[name] = _nvml_used_bytes(device) - before - torch.cuda.memory_reserved(device.id)
+        after[name] = read_memory(device.id).used_bytes - before - torch.cuda.memory_reserved(device.id)
         report.put("outside_allocator_bytes_after", after)
 
 
@@ -172,14 +172,6 @@ def _adamw_update(card: torch.device) -> None:
     _backward(model(_ones(card, 32, 256)))
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-
-
-def _nvml_used_bytes(device: DeviceInfo) -> int:
-    pynvml.nvmlInit()
-    try:
-        return used_and_total_bytes(visible_handles()[int(device.id.partition(":")[2])])[0]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 # --- workspaces ---
@@ -216,7 +208,7 @@ def _communicate(rank: int, folder: str) -> None:
     torch.cuda.set_device(card)
     values = torch.ones(16 * MIB, device=card)
     torch.cuda.synchronize()
-    begin = _nvml_used_bytes(device) - torch.cuda.memory_reserved(card)
+    begin = read_memory(device.id).used_bytes - torch.cuda.memory_reserved(card)
     distributed.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found: Row = {"version": _nccl_version()}
     halves = values.chunk(2)
@@ -229,7 +221,7 @@ def _communicate(rank: int, folder: str) -> None:
         collective()
         torch.cuda.synchronize()
         found[f"outside_allocator_bytes_after_{name}"] = (
-            _nvml_used_bytes(device) - torch.cuda.memory_reserved(card) - begin
+            read_memory(device.id).used_bytes - torch.cuda.memory_reserved(card) - begin
         )
     write_atomically(Path(folder) / f"{rank}.json", json.dumps(found))
     distributed.destroy_process_group()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils.data import DataLoader, Dataset
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.workloads.preload import import_early, late_imports

@@ -62,10 +62,10 @@ def test_a_limit_that_the_context_turns_out_to_take_is_a_device_error() -> None:
 def test_the_context_is_measured_with_what_a_step_loads() -> None:
     """CUDA loads kernels when they are first used; after the measurement a step adds no more than cuDNN's."""
     program = """
-import pynvml, torch
+import torch
 from torch.nn import functional
-from batchwright.hardware.inventory import used_and_total_bytes, visible_handles
 from batchwright.hardware.memory_devices.cuda import CudaDevice
+from batchwright.hardware.nvml import read_memory
 device = CudaDevice(torch.device("cuda:0"))
 assert torch.cuda.memory_reserved() == 0
 weight = torch.ones(64, 64, 3, 3, device="cuda", requires_grad=True)
@@ -76,8 +76,7 @@ with torch.autocast("cuda", torch.bfloat16):
 torch.optim.AdamW([weight]).step()
 torch.cuda.synchronize()
 torch.cuda.empty_cache()
-pynvml.nvmlInit()
-used, _ = used_and_total_bytes(visible_handles()[0])
+used = read_memory("cuda:0").used_bytes
 print(used - device.other_processes_bytes() - torch.cuda.memory_reserved() - device.context_bytes())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.errors import DeviceError
 from batchwright.hardware import inventory
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
 from batchwright.hardware.memory_devices.cuda import limit_less_context
 from batchwright.units import format_bytes, parse_bytes
 from tests.support import device_contract

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from batchwright.hardware import inventory, memory_in_use
+from batchwright.hardware import inventory, memory_in_use, nvml
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.schemas.results import DeviceInfo
 
@@ -85,8 +85,8 @@ def script_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", listed)
-        monkeypatch.setattr(memory_in_use, "visible_handles", lambda: ["a handle"])
-        monkeypatch.setattr(memory_in_use, "used_and_total_bytes", lambda _handle: (600, 1000))
+        monkeypatch.setattr(nvml, "_visible_handles", lambda: ["a handle"])
+        monkeypatch.setattr(nvml, "_used_and_total_bytes", lambda _handle: (600, 1000))
         monkeypatch.setattr(memory_in_use, "_has_ids_of_host", lambda: not in_container)
 
     return script

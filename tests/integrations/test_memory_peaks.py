@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.integrations.memory_peaks import PeakMeter
 from tests.support.factories import recommendation
 from tests.support.paths import ROOT

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.errors import DeviceError, OutOfMemoryError
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 from unittest.mock import patch
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.system.fork_server import spawn
 from batchwright.training.launching import rank_processes
 from batchwright.workloads.preload import late_imports

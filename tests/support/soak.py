@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from batchwright.hardware.allocator_env import CPU_THREADS
+from batchwright.device_traits import CPU_THREADS
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingResult

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchwright.hardware.allocator_env import CPU_ENVIRONMENT
+from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import TrainingResult

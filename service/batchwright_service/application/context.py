@@ -71,7 +71,9 @@ class ApplicationContext:
                 its heartbeat.
         """
         alive = self.live_workers()
-        alive.sort(key=lambda live: (live.served.device.kind == "cpu", len(live.served.device.id), live.served.slot))
+        alive.sort(
+            key=lambda live: (not live.served.device.traits.is_gpu, len(live.served.device.id), live.served.slot)
+        )
         found = next((live for live in alive if device in {None, live.served.device.id}), None)
         if found is None:
             self.store.queue.check()

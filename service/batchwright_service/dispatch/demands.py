@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchwright.client.documents.workers import ServedDevice
-from batchwright_service.dispatch.engine import DeviceKind, Node
+from batchwright.device_traits import DeviceKind, kind_of_id
+from batchwright_service.dispatch.engine import Node
 from batchwright_service.dispatch.reconciliation import Places
 from batchwright_service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from batchwright_service.store.models import FleetWork
@@ -59,7 +60,7 @@ def lane_of(work: FleetWork, devices: Mapping[str, Sequence[ServedDevice]]) -> L
         need = need_of_lane(work.hardware or "")
         count, hosts, text = need.devices_per_node, need.nodes, need.in_words
     having = {node: equal for node, found in fitting.items() if len(equal := _of_one_kind(found)) >= count}
-    kind: DeviceKind = "cpu" if work.device == "cpu" else "cuda"
+    kind = kind_of_id(work.device)
     for found in having.values():
         kind = found[0].device.kind
     nodes = frozenset(node for node, found in having.items() if found[0].device.kind == kind)

@@ -6,11 +6,10 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
+from batchwright.device_traits import DeviceKind
 from batchwright_service.errors import ServiceError
 
-DeviceKind = Literal["cpu", "cuda"]
 _NAME = re.compile(r"batchwright-(?P<key>.+)-(?P<generation>\d+)-(?P<attempt>\d+)")
 
 

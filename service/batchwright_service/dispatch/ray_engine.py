@@ -15,8 +15,8 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.state import list_nodes
 from typing_extensions import override
 
+from batchwright.device_traits import DeviceKind, traits_of
 from batchwright_service.dispatch.engine import (
-    DeviceKind,
     Engine,
     EngineError,
     EngineJob,
@@ -76,8 +76,8 @@ class RayEngine(Engine):
         if job.hosts > 1:
             return {}
         return {
-            "entrypoint_num_gpus": job.devices if job.kind == "cuda" else 0,
-            "entrypoint_resources": {CPU_RESOURCE: 1} if job.kind == "cpu" and job.devices else None,
+            "entrypoint_num_gpus": job.devices if traits_of(job.kind).is_gpu else 0,
+            "entrypoint_resources": None if traits_of(job.kind).is_gpu or not job.devices else {CPU_RESOURCE: 1},
             "entrypoint_label_selector": self._selector(job),
         }
 
@@ -85,7 +85,7 @@ class RayEngine(Engine):
         """Return the arguments of the entry point, which gathers several nodes before the work starts on one."""
         if job.hosts == 1:
             return job.arguments
-        resources = {"GPU": job.devices} if job.kind == "cuda" else {CPU_RESOURCE: 1}
+        resources = {"GPU": job.devices} if traits_of(job.kind).is_gpu else {CPU_RESOURCE: 1}
         nodes = {"name": str(job.name), "count": job.hosts, "resources": resources, "labels": self._selector(job)}
         return ("node", "gather", json.dumps(nodes), "--", *job.arguments)
 

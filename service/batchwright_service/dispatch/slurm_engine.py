@@ -16,8 +16,8 @@ from submitit import SlurmExecutor
 from submitit.helpers import CommandFunction
 from typing_extensions import override
 
+from batchwright.device_traits import DeviceKind, traits_of
 from batchwright_service.dispatch.engine import (
-    DeviceKind,
     Engine,
     EngineError,
     EngineJob,
@@ -63,7 +63,7 @@ class SlurmEngine(Engine):
         executor = SlurmExecutor(folder=self._folder)
         excluded = ",".join(sorted(self._known - job.nodes))
         options = {"dependency": "singleton", "no_requeue": True} | ({"exclude": excluded} if excluded else {})
-        devices = {"exclusive": True} if job.kind == "cpu" else {"gres": f"gpu:{job.devices}"}
+        devices = {"gres": f"gpu:{job.devices}"} if traits_of(job.kind).is_gpu else {"exclusive": True}
         executor.update_parameters(
             job_name=str(job.name),
             time=_UNLIMITED_MINUTES,

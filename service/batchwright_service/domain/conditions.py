@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from typing import Self
 
 from batchwright.client.documents.staleness import ChangedCondition, Staleness
 from batchwright.client.documents.workers import ServedDevice
+from batchwright.device_traits import DeviceKind, traits_of
 from batchwright.planning.fingerprint import canonical_json, fingerprinted_versions
 from batchwright.schemas.base import Document
 from batchwright.schemas.recommendation import Recommendation
@@ -21,7 +22,7 @@ less with each kernel. An exchanged memory module makes a difference of several 
 class Conditions(Document):
     """The conditions of a recommendation, or those that a worker reports."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     """Kind of the device."""
     device: str
     """Product name of the device."""
@@ -36,7 +37,7 @@ class Conditions(Document):
     def of_recommendation(cls, document: Recommendation, slot: str | None) -> Self:
         """Return the conditions under which a recommendation was made."""
         device = document.device
-        has_own_limit = device.kind == "cpu" and document.request.memory_limit_bytes is not None
+        has_own_limit = device.traits.counts_host_memory and document.request.memory_limit_bytes is not None
         return cls(
             kind=device.kind,
             device=device.name,
@@ -84,7 +85,7 @@ def _changes(then: Conditions, now: Conditions) -> Iterator[ChangedCondition]:
     if then.device != now.device:
         yield ChangedCondition(name="device", before=then.device, now=now.device)
     if then.memory_bytes is not None and now.memory_bytes is not None:
-        tolerance = _HOST_MEMORY_TOLERANCE * then.memory_bytes if then.kind == "cpu" else 0
+        tolerance = _HOST_MEMORY_TOLERANCE * then.memory_bytes if traits_of(then.kind).counts_host_memory else 0
         if abs(now.memory_bytes - then.memory_bytes) > tolerance:
             before, after = format_bytes(then.memory_bytes), format_bytes(now.memory_bytes)
             if before == after:

@@ -106,11 +106,11 @@ def announce(settings: Settings, owner: str, kinds: Sequence[str]) -> None:
 
 def name_on_host(device: DeviceInfo) -> str:
     """Return the id of a device by the numbers of its host, where an engine has assigned it."""
-    if device.kind == "cpu":
+    if not device.traits.is_gpu:
         return device.id
     for variable in _NUMBERS_OF_HOST:
         if assigned := os.environ.get(variable, "").split(",")[0].strip():
-            return f"cuda:{assigned}"
+            return f"{device.kind}:{assigned}"
     return device.id
 
 

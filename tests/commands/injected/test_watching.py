@@ -13,7 +13,7 @@ MIB = 1024**2
 
 def test_the_peak_of_a_job_never_falls(tmp_path: Path) -> None:
     """A file that is mapped later lowers what the kernel's mark of all addresses leaves for memory."""
-    settings = {"device": "cpu", "oom_texts": []}
+    settings = {"device": "cpu", "oom_texts": [], "limit_bytes": None}
     process = WatchedProcess(None, str(tmp_path), settings, StartMemory(), set())
     mmap.mmap(-1, 256 * MIB, flags=mmap.MAP_PRIVATE).close()
     highest = process.peaks()["process_peak_bytes"]

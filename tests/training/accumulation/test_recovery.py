@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import OutOfMemoryError, WorkloadError
 from batchwright.training.accumulation import engine
 from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
-from batchwright.training.accumulation.gradient_sums import InPlaceSums, default_gathering
+from batchwright.training.accumulation.gradient_sums import InPlaceSums
 from batchwright.training.accumulation.recovery import Action, decide
 from batchwright.training.micro_batches.rng_state import RandomState, seed_everything
 from batchwright.training.micro_batches.splitting import sliced
@@ -264,7 +265,7 @@ def test_what_a_fault_costs(gathering: Gathering, passes: list[int]) -> None:
 )
 def test_the_response_to_an_out_of_memory_error(device_type: str, *, lock_step: bool, action: Action) -> None:
     """Divided on the spot where a rank may run alone, restarted where it may not."""
-    in_place = lock_step or default_gathering(device_type) == "in-place"
+    in_place = lock_step or traits_of(device_type).gradient_gathering == "in-place"
     assert decide(lock_step=lock_step, sums_in_place=in_place) is action
 
 

@@ -83,7 +83,7 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
         SpecError: when a required package is missing, or no file of the data is there.
     """
     processes = training.processes_per_node or tuning.spec.parallelism.world_size
-    if find_device(device).kind == "cuda":
+    if find_device(device).traits.is_gpu:
         _require_cards(processes)
     share_per_rank(tuning.effective_batch_size, processes)
     if isinstance(tuning.spec, WorkloadSpec):
@@ -104,7 +104,7 @@ def _require_files(spec: WorkloadSpec) -> None:
 
 
 def _require_cards(processes: int) -> None:
-    cards = [device for device in devices() if device.kind == "cuda"]
+    cards = [device for device in devices() if device.traits.is_gpu]
     if processes > len(cards):
         listed = ", ".join(f"{card.id} ({card.name})" for card in cards)
         raise DeviceError(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from batchwright.commands.environment import cards_of_ranks, injected_environment, processes_of
+from batchwright.commands.environment import cards_of_host, cards_of_ranks, injected_environment, processes_of
 from batchwright.commands.job_outcomes import EndedJob, result_of_job
 from batchwright.commands.job_progress import JobReports
 from batchwright.commands.launching import FreshCommand, Launch
@@ -25,7 +25,7 @@ from batchwright.commands.templates import Figures, RenderedCommand, check_comma
 from batchwright.errors import TrainingError
 from batchwright.hardware.allocator_env import job_environment
 from batchwright.hardware.failures import oom_texts
-from batchwright.hardware.inventory import devices, find_device
+from batchwright.hardware.inventory import find_device
 from batchwright.planning.proofs.counted_plans import whole_updates
 from batchwright.schemas.command import UPDATES, CommandModel, CommandSpec
 from batchwright.schemas.plans import Plan
@@ -135,7 +135,7 @@ class CommandJob:
         """Write what the injected code reads into a folder of its own, which ends with the job; return what starts."""
         folder = self._stack.enter_context(TemporaryFolder())
         (folder / "events").mkdir()
-        cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
+        cards = cards_of_host(device)
         own_cards = cards_of_ranks(device, spec.parallelism.world_size, rank_devices)
         passes, samples = self._figures.accumulation_steps, dict[str, int]()
         for probe in self._recommendation.evidence.probes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from batchwright.commands.environment import cards_of_ranks, probe_environment
+from batchwright.commands.environment import cards_of_host, cards_of_ranks, probe_environment
 from batchwright.commands.injected import subreaper
 from batchwright.commands.launching import KeptCommand, Launch, Launcher
 from batchwright.commands.outcomes import EndedCommand, Ending, is_oom
@@ -17,7 +17,6 @@ from batchwright.commands.stacks import STACKS_SIGNAL, stacks_of
 from batchwright.commands.templates import Figures, render
 from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.failures import oom_texts
-from batchwright.hardware.inventory import devices
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import ProbeRequest
@@ -86,7 +85,7 @@ class CommandProbe:
         self._figures = figures_of(request, self._updates)
         self._command = render(spec.model, self._figures, folder)
         self._own_cards = cards_of_ranks(device, self._figures.world_size, request.rank_devices)
-        self._cards = {card.id: card for card in devices() if card.kind == "cuda"} if device.kind == "cuda" else {}
+        self._cards = cards_of_host(device)
         self._reports = Reports(folder / "events")
         self._unreached: dict[int, str] = {}
         self._most_passes = max(_PASSES_WITHOUT_STEP, _UPDATES_WITHOUT_STEP * self._figures.accumulation_steps)
@@ -98,7 +97,7 @@ class CommandProbe:
             "argv": list(self._command.argv),
             "working_directory": str(self._command.working_directory.absolute()),
             "environment": probe_environment(self._command.environment, device.kind, folder, self._own_cards),
-            "fixes_addresses": device.kind == "cpu",
+            "fixes_addresses": device.traits.counts_host_memory,
         }
 
     def _settings(self) -> dict[str, object]:

@@ -8,26 +8,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
-from typing import Literal
 
+from batchwright.device_traits import DeviceKind, traits_of
 from batchwright.hardware.allocator_env import allocator_environment
+from batchwright.hardware.inventory import devices
 from batchwright.schemas.results import DeviceInfo
 from batchwright.system.processes import propagated_environment
 
 _STARTUP = Path(__file__).parent / "injected" / "startup"
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
-_CPU_LIBRARIES = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Arrow, which transformers and datasets import, otherwise reserves 1 GiB of private addresses, all of which count: an
-HF Trainer took 1,288 MiB with that pool and 266 MiB without."""
 
 
-def environment_of_commands(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_of_commands(kind: DeviceKind, environment: Mapping[str, str]) -> dict[str, str]:
     """Add to the variables of all probes on a kind of device those of commands."""
-    return {**environment, **(_CPU_LIBRARIES if kind == "cpu" else {})}
+    return {**environment, **traits_of(kind).command_environment}
 
 
 def probe_environment(
-    of_command: Mapping[str, str], kind: Literal["cpu", "cuda"], folder: Path, cards: Sequence[str] = ()
+    of_command: Mapping[str, str], kind: DeviceKind, folder: Path, cards: Sequence[str] = ()
 ) -> dict[str, str]:
     """The whole environment of a command in a probe.
 
@@ -49,7 +47,7 @@ def probe_environment(
 
 
 def injected_environment(
-    variables: Mapping[str, str], kind: Literal["cpu", "cuda"], folder: Path, cards: Sequence[str]
+    variables: Mapping[str, str], kind: DeviceKind, folder: Path, cards: Sequence[str]
 ) -> dict[str, str]:
     """Add to the environment of a command what has its processes load the injected code.
 
@@ -60,13 +58,16 @@ def injected_environment(
         cards: the only cards that the command sees; empty for all.
     """
     environment = {**variables, _FOLDER_VARIABLE: str(folder)}
-    if kind == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    elif cards:
+    if cards or not traits_of(kind).is_gpu:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_card(card, environment) for card in cards)
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([before] if before else [])])
     return environment
+
+
+def cards_of_host(device: DeviceInfo) -> dict[str, DeviceInfo]:
+    """Return the GPUs of this host by their ids, if the device of a run is one; else none."""
+    return {card.id: card for card in devices() if card.traits.is_gpu} if device.traits.is_gpu else {}
 
 
 def cards_of_ranks(device: DeviceInfo, world_size: int, rank_devices: Sequence[str]) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ def cards_of_ranks(device: DeviceInfo, world_size: int, rank_devices: Sequence[s
         world_size: the ranks that the command starts.
         rank_devices: the devices that the run holds, of which the first ``world_size`` are taken; may be too few.
     """
-    if device.kind != "cuda":
+    if not device.traits.is_gpu:
         return ()
     if world_size == 1:
         return (device.id,)

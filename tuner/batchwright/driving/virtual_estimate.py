@@ -21,10 +21,10 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from batchwright.device_traits import CUDA_ALLOCATOR_VARIABLES
 from batchwright.driving.loop import Step, TuningHooks, drive
 from batchwright.errors import TuningFailedError, VirtualGpuError
 from batchwright.estimation.verdict import outside_bytes, plan_to_list, shortfall_bytes, unknown_estimate, usable_bytes
-from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.planning.accumulation import share_per_rank
 from batchwright.planning.fingerprint import installed_versions

@@ -90,7 +90,7 @@ FIGURE_COUNT = len(fields(Attention)) - 1
 def choose_kernel(attention: Attention, profile: KernelProfile) -> Kernel:
     """Return the first kernel in torch's order that supports the call."""
     supports = [(Kernel.FLASH, _flash_supports), (Kernel.EFFICIENT, _efficient_supports)]
-    if profile.kind == "cuda" and profile.compute_capability[0] in (9, 10):  # ``check_prefer_cudnn_attention``
+    if profile.has_cudnn and profile.compute_capability[0] in (9, 10):  # ``check_prefer_cudnn_attention``
         supports.insert(0, (Kernel.CUDNN, _cudnn_supports))
     for kernel, is_supported in supports:
         if attention.dense and is_supported(attention, profile):

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 
+from batchwright.device_traits import CPU_THREADS
 from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError
 from batchwright.estimation.protocol import EstimatePaths, TraceFailure
-from batchwright.hardware.allocator_env import CPU_THREADS
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.requests import ExpectationRequest

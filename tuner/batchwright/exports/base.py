@@ -135,7 +135,7 @@ class ExportContext:
     @property
     def on_cpu(self) -> bool:
         """True if the CPU was probed."""
-        return self.recommendation.device.kind == "cpu"
+        return not self.recommendation.device.traits.is_gpu
 
 
 @dataclass(frozen=True)

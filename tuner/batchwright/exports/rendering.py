@@ -13,7 +13,6 @@ from pydantic import JsonValue
 from batchwright.errors import ExportError
 from batchwright.exports.advice import how_to_verify
 from batchwright.exports.base import ExportContext, ExportedFile
-from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -98,9 +97,8 @@ def export_lines(environment: Mapping[str, str]) -> str:
 def variables_to_unset(context: ExportContext) -> tuple[str, ...]:
     """Names of allocator settings that the probes did not have, which the job must not have either."""
     recommendation = context.recommendation
-    if context.on_cpu:
-        return ()
-    return tuple(name for name in CUDA_ALLOCATOR_VARIABLES if name not in recommendation.environment)
+    variables = recommendation.device.traits.allocator_variables
+    return tuple(name for name in variables if name not in recommendation.environment)
 
 
 def unset_line(context: ExportContext) -> str:

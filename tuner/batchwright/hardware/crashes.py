@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from batchwright.device_traits import traits_of
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome, ProbeResult
 from batchwright.units import format_bytes
@@ -22,7 +23,7 @@ def run_explaining_crashes(attempt: Attempt, request: ProbeRequest, device_kind:
     under the limit and runs under a higher one.
     """
     first, crashed = attempt(request)
-    if not crashed or device_kind != "cpu" or request.limit_bytes is None:
+    if not crashed or not traits_of(device_kind).counts_host_memory or request.limit_bytes is None:
         return first
     second, crashed_again = attempt(request)
     if not crashed_again:

@@ -39,7 +39,7 @@ def has_hardware(device: DeviceInfo, hardware: HardwareRequest) -> bool:
     if hardware.min_memory_bytes is not None and device.total_bytes < hardware.min_memory_bytes:
         return False
     if hardware.product is None:
-        if device.kind == "cpu":
+        if not device.traits.is_gpu:
             return False
     elif not _matches_pattern(device.name, hardware.product):
         return False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pynvml
-
-from batchwright.hardware.inventory import used_and_total_bytes, visible_handles
+from batchwright.errors import DeviceError
+from batchwright.hardware.nvml import CardMemory, read_memory
 from batchwright.schemas.results import DeviceInfo
 from batchwright.system.processes import cgroup_files
 
@@ -32,37 +32,28 @@ class MemoryInUse:
 
 def memory_in_use(device: DeviceInfo) -> MemoryInUse | None:
     """Return the memory in use on a device of this host; None when it cannot be read."""
-    return _host_memory(device.total_bytes) if device.kind == "cpu" else _card_memory(device)
+    return _card_memory(device) if device.traits.is_gpu else _host_memory(device.total_bytes)
 
 
 def _card_memory(device: DeviceInfo) -> MemoryInUse | None:
     try:
-        pynvml.nvmlInit()
-        try:
-            handle = visible_handles()[int(device.id.partition(":")[2])]
-            used, _ = used_and_total_bytes(handle)
-            return MemoryInUse(used, _own_card_bytes(handle, used))
-        finally:
-            pynvml.nvmlShutdown()
-    except (pynvml.NVMLError, IndexError):
+        card = read_memory(device.id)
+    except DeviceError:
         return None
+    return MemoryInUse(card.used_bytes, None if card.by_process is None else _own_card_bytes(card, card.by_process))
 
 
-def _own_card_bytes(handle: object, used_bytes: int) -> int | None:
+def _own_card_bytes(card: CardMemory, listed: Mapping[int, int | None]) -> int | None:
     """Return what this process and its descendants hold of a card.
 
     NVML may name processes by the ids of the host. In a container these match ours only by chance, so that a sum of
     nothing is taken as known only outside of one.
     """
-    try:
-        listed = {entry.pid: entry.usedGpuMemory for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    except pynvml.NVMLError:
-        return None
-    own: list[int | None] = [listed[pid] for pid in descendants() if pid in listed]
+    own = [listed[pid] for pid in descendants() if pid in listed]
     known = [held for held in own if held is not None]
     if len(known) < len(own) or (not own and not _has_ids_of_host()):
         return None
-    return min(sum(known), used_bytes)
+    return min(sum(known), card.used_bytes)
 
 
 def _has_ids_of_host() -> bool:

@@ -78,7 +78,7 @@ def measured_workspaces(
     Raises:
         SpecError: when a file cannot be read, or does not have tables.
     """
-    if profile.kind != "cuda":
+    if not profile.has_cudnn:
         return None
     paths = [Path(environment[VARIABLE])] if environment.get(VARIABLE) else []
     for path in (*paths, FILE):

@@ -156,7 +156,8 @@ class BatchPlanCallback(TrainerCallback):  # type: ignore[misc] # transformers i
                 yield FieldProblem(name, f"must be {wanted}", str(getattr(args, name)))
         if args.device.type != self.recommendation.device.kind:
             kind = self.recommendation.device.kind
-            yield FieldProblem("use_cpu", f"must be {kind == 'cpu'}: the plan was found on {kind}", str(args.use_cpu))
+            wanted = not self.recommendation.device.traits.is_gpu
+            yield FieldProblem("use_cpu", f"must be {wanted}: the plan was found on {kind}", str(args.use_cpu))
         name = "activation_checkpointing" if "activation_checkpointing" in self._expected else "gradient_checkpointing"
         enabled = bool(getattr(args, name) or getattr(trainer["model"], "is_gradient_checkpointing", False))
         if enabled != self._expected[name]:

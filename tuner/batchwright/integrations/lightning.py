@@ -355,8 +355,7 @@ def _training_loader(trainer: Trainer) -> DataLoader[Any]:
 def _on_the_cpu(pl_module: LightningModule, device: torch.device) -> Iterator[None]:
     """Free the device of the module for the time of the probes."""
     pl_module.cpu()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     try:
         yield
     finally:

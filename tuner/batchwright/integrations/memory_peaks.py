@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from batchwright.hardware.allocator_env import CPU_ALLOCATOR, CPU_THREADS
+from batchwright.device_traits import CPU_ALLOCATOR, CPU_THREADS, traits_of
 from batchwright.hardware.memory_devices.cpu import status_bytes
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.units import format_bytes
@@ -34,10 +34,11 @@ class PeakMeter:
     def __init__(self, recommendation: Recommendation, model: nn.Module, device: torch.device) -> None:
         self.limit_bytes = recommendation.headroom.limit_bytes if recommendation.headroom else None
         self._device = device
+        self._on_gpu = traits_of(device.type).is_gpu
         self._context_bytes = (recommendation.headroom.context_bytes or 0) if recommendation.headroom else 0
         self._warned = False
         _warn_of_other_allocator(recommendation)
-        if device.type != "cuda":
+        if not self._on_gpu:
             with suppress(OSError):  # has the kernel forget the peak so far (proc_pid_clear_refs(5)), if allowed
                 Path("/proc/self/clear_refs").write_text("5")
             tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}  # tied ones once
@@ -45,7 +46,7 @@ class PeakMeter:
 
     def peak_bytes(self) -> int:
         """Peak memory that counts against the limit, in bytes."""
-        if self._device.type == "cuda":
+        if self._on_gpu:
             return int(torch.cuda.max_memory_reserved(self._device)) + self._context_bytes
         return max(0, status_bytes("VmHWM") - self._bytes_before_model)
 
@@ -57,7 +58,7 @@ class PeakMeter:
         reserved and the context, or what is resident, as a share of that limit.
         """
         peak = self.peak_bytes()
-        if self._device.type == "cuda":
+        if self._on_gpu:
             figures: dict[str, float] = {
                 "memory/peak_reserved_bytes": peak - self._context_bytes,
                 "memory/peak_allocated_bytes": int(torch.cuda.max_memory_allocated(self._device)),

@@ -98,9 +98,9 @@ def rank_devices(
         peers: further devices of the same kind.
     """
     count = request.spec.parallelism.world_size
-    if count == 1 or (request.command is not None and device.kind == "cpu"):
+    if count == 1 or (request.command is not None and not device.traits.is_gpu):
         return ()
-    if device.kind == "cpu":
+    if not device.traits.is_gpu:
         can_run = count <= _MOST_CPU_RANKS and count * limit_bytes <= device.total_bytes
         return (device.id,) * count if can_run else ()
     return (device.id, *peers[: count - 1]) if len(peers) >= count - 1 else ()
@@ -114,7 +114,8 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
         DeviceError: when the context of a process alone takes the limit that is left by the margin.
     """
     if request.memory_limit_bytes is None:
-        return int(device.total_bytes * parameters.cpu_memory_share) if device.kind == "cpu" else device.total_bytes
+        share = parameters.cpu_memory_share if device.traits.counts_host_memory else 1
+        return int(device.total_bytes * share)
     if request.memory_limit_bytes > device.total_bytes:
         message = (
             f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "

@@ -126,7 +126,7 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
         SpecError: when the limit is above the device's memory, or the spec cannot be probed on this kind of device.
         DeviceError: when the context of a process alone takes the limit.
     """
-    if request.command is None and request.workload.compile and device.kind == "cpu":
+    if request.command is None and request.workload.compile and device.traits.counts_host_memory:
         message = "is not supported on the CPU, where the memory budget would count the compiler too"
         raise SpecError([FieldProblem("compile", message, "True")])
     limit = memory_limit(request, device, parameters)
@@ -134,7 +134,7 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
     ranks = request.spec.parallelism.world_size
     share = share_per_rank(request.effective_batch_size, ranks)[0]
     objective = objective_of(request)
-    space = _search_space(request, objective, share, probe_limit, elastic=device.kind == "cpu")
+    space = _search_space(request, objective, share, probe_limit, elastic=device.traits.counts_host_memory)
     if request.command is not None:
         check_divisible(request.effective_batch_size, ranks)
     check_listable(request.effective_batch_size, ranks, space.size(space.count))

@@ -123,7 +123,7 @@ def confirmed_proof(start: PossibleWarmStart, probes: Sequence[ProbeResult], now
     if (excess := _excess_of_next_size(start, first, then)) is not None:
         if excess.now <= 0.0 < excess.then:  # the confirmed size takes slightly less now
             return None
-        if now.device.kind == "cpu" and excess.now > tolerance:
+        if now.device.traits.counts_host_memory and excess.now > tolerance:
             tolerance = now.parameters.same_cpu_peak_tolerance
     pairs = ((first.used_bytes, then.used_bytes), (first.held_bytes, then.held_bytes))  # in tensors, on the device
     is_same = all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)

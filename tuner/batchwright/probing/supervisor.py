@@ -204,7 +204,7 @@ class ProbeSupervisor:
             self._estimate = None
 
     def _late_imports(self, spec: WorkloadSpec) -> tuple[str, ...]:
-        return late_imports(spec, with_model=self.device.kind == "cpu")
+        return late_imports(spec, with_model=self.device.traits.counts_host_memory)
 
     def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
         """Run one probe to its end.

@@ -32,6 +32,11 @@ class KernelProfile(Document):
     resident_threads: PositiveInt | None = None
     """Threads that the card runs at once, by which some kernels divide their work; None where the card is not known."""
 
+    @property
+    def has_cudnn(self) -> bool:
+        """True if cuDNN has kernels of this card, and not MIOpen."""
+        return self.kind == "cuda"
+
 
 class Gpu(Document):
     """A GPU model."""

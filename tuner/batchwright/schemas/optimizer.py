@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from typing_extensions import TypedDict
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.base import Document, NonNegativeInt
 
@@ -342,7 +343,8 @@ class OptimizerSpec(Document):
         """Return the implementation on a kind of device, where `default` is torch's choice."""
         if self.implementation != "default":
             return self.implementation
-        return "foreach" if device_kind == "cuda" and OPTIMIZERS[self.name].prefers_foreach else "for-loop"
+        has_foreach = traits_of(device_kind).has_foreach and OPTIMIZERS[self.name].prefers_foreach
+        return "foreach" if has_foreach else "for-loop"
 
     @property
     def has_fused(self) -> bool:

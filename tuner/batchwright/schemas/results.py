@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from batchwright.device_traits import DeviceKind, DeviceTraits, traits_of
 from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.requests import DeviceId
 from batchwright.schemas.residuals import EstimateCorrection
@@ -378,7 +379,7 @@ class DeviceInfo(Document):
 
     id: DeviceId
     """Torch's name of the device."""
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     """Kind of the device."""
     name: str
     """Product name."""
@@ -398,6 +399,11 @@ class DeviceInfo(Document):
     allocatable_bytes: PositiveInt | None = None
     """CUDA: memory of this kind of card as torch counts it (`gpus.toml`), which is `total_bytes` less what the driver
     reserves; none for a card that is not listed."""
+
+    @property
+    def traits(self) -> DeviceTraits:
+        """What differs between this kind of device and others."""
+        return traits_of(self.kind)
 
     @property
     def capability(self) -> tuple[int, int] | None:

@@ -218,7 +218,7 @@ def _largest_micro_batch(recommendation: Recommendation, bound: int | None, note
 def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
     """Set the limit that the run was tuned for, on the CPU or if the limit is below the GPU's memory."""
     limit = recommendation.headroom.limit_bytes if recommendation.headroom else None
-    if limit is not None and (device.torch_device.type == "cpu" or limit < device.total_bytes()):
+    if limit is not None and (device.traits.counts_host_memory or limit < device.total_bytes()):
         device.limit(limit)
 
 

@@ -177,7 +177,7 @@ class Trainer:
         The other half is for the loaded batches.
         """
         requested, headroom = self.request.workers, self._parts.recommendation.headroom
-        if self._device.torch_device.type != "cpu" or headroom is None or not requested:
+        if not self._device.traits.counts_host_memory or headroom is None or not requested:
             return requested
         free = headroom.limit_bytes - headroom.peak_bytes
         maximum = max(1, free // 2 // WORKER_BYTES)

@@ -150,8 +150,10 @@ def _train(paths: RunPaths, stop: StopRequest, state: RunState) -> None:
     with ExitStack() as last:
         last.callback(lambda: trackers.close(state.outcome))
         identifier = recommendation.device.id
-        if identifier != "cpu" and world_size() > 1:
-            identifier = f"cuda:{local_rank()}"  # the GPU with the number of this rank on its host
+        if recommendation.device.traits.is_gpu and world_size() > 1:
+            identifier = (
+                f"{recommendation.device.kind}:{local_rank()}"  # the GPU with the number of this rank on its host
+            )
         state.device = open_device(identifier)
         state.ranks = join_ranks(state.device.torch_device)
         parts = build_run(recommendation, request, paths, state.device, state.ranks)

@@ -49,10 +49,10 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
         device.served.slot
         for device in announced
         if device.served.slot.rpartition("/")[0] == host
-        and device.served.device.kind == "cuda"
+        and device.served.device.traits.is_gpu
         and device.served.slot != served.slot
     ]
-    if ranks > 1 and served.device.kind == "cuda" and others:
+    if ranks > 1 and served.device.traits.is_gpu and others:
         raise UnknownDeviceError(
             f"the command starts {ranks} ranks, each with a GPU, and {host} serves other work on {', '.join(others)}: "
             f"give `hardware` with `devices_per_node: {ranks}` in place of `device`: the tuning then holds as many GPUs"
@@ -75,7 +75,7 @@ def hardware_of_job(recommendation: Recommendation, training: TrainingRequest) -
     Such a job has several GPUs or hosts, or its tuning named hardware. Another job needs the device that was probed, by
     its id.
     """
-    devices = ranks_per_node(recommendation, training) if recommendation.device.kind == "cuda" else 1
+    devices = ranks_per_node(recommendation, training) if recommendation.device.traits.is_gpu else 1
     if recommendation.request.hardware is None and devices * training.nodes == 1:
         return None
     return HardwareNeed.of_kind(recommendation.device, min(devices, MOST_DEVICES_PER_NODE), training.nodes)
@@ -110,7 +110,7 @@ def check_process_count(recommendation: Recommendation, training: TrainingReques
         UnsupportedJobError: naming the number of processes and the remedy.
     """
     processes = ranks_per_node(recommendation, training)
-    most = MOST_DEVICES_PER_NODE if recommendation.device.kind == "cuda" else _MAX_CPU_PROCESSES
+    most = MOST_DEVICES_PER_NODE if recommendation.device.traits.is_gpu else _MAX_CPU_PROCESSES
     if processes > most:
         raise UnsupportedJobError(
             f"the run has {processes} processes on a host, and a job may have {most}: start the command of a dry run "

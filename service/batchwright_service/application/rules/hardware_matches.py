@@ -41,7 +41,7 @@ def group_by_hardware(alive: Sequence[AnnouncedDevice]) -> tuple[HardwareStatus,
 
 def _group_order(workers: Sequence[AnnouncedDevice]) -> tuple[bool, int, str]:
     device = workers[0].served.device
-    return device.kind == "cpu", -device.total_bytes, device.name
+    return not device.traits.is_gpu, -device.total_bytes, device.name
 
 
 def _status(workers: Sequence[AnnouncedDevice]) -> HardwareStatus:
@@ -49,7 +49,7 @@ def _status(workers: Sequence[AnnouncedDevice]) -> HardwareStatus:
     free = Counter(worker.served.host for worker in workers if _is_free(worker))
     return HardwareStatus(
         name=device.name,
-        gpu=None if device.kind == "cpu" else catalogue_name(device.name),
+        gpu=catalogue_name(device.name) if device.traits.is_gpu else None,
         total_bytes=device.total_bytes,
         devices=len(workers),
         free=free.total(),

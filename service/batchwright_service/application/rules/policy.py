@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from batchwright.client.documents.problems import FieldFault
+from batchwright.device_traits import CUDA_ALLOCATOR_VARIABLES
 from batchwright.errors import DataOutsideRootsError
-from batchwright.hardware.allocator_env import CUDA_ALLOCATOR_VARIABLES
 from batchwright.schemas.dataset.data_spec import PathRead
 from batchwright.schemas.model.hub import HubModel
 from batchwright.schemas.recommendation import Recommendation

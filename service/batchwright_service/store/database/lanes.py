@@ -17,6 +17,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
 from batchwright.client.documents.workers import ServedDevice
+from batchwright.device_traits import kind_of_id
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed, fits, need_of_lane
 from batchwright_service.store.database.schema import is_held, now_ms, now_once, work_items, workers
@@ -125,4 +126,4 @@ def waiting_kinds(connection: Connection, lane: str) -> list[tuple[str, str]]:
 def _device_of(device: str, kind: str) -> DeviceInfo:
     """Return what matching needs of a device, from the columns of its worker."""
     name, _, total_bytes = kind.rpartition("|")
-    return DeviceInfo(id=device, kind="cpu" if device == "cpu" else "cuda", name=name, total_bytes=int(total_bytes))
+    return DeviceInfo(id=device, kind=kind_of_id(device), name=name, total_bytes=int(total_bytes))

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from .counting import UpdateCounter
 from .evaluations import Evaluations
 from .longest_first import LongestFirst
-from .memory import CpuMemory, CudaMemory, StartMemory, start_children_without_limit
+from .memory import StartMemory, memory_of, start_children_without_limit
 from .oom_watch import OomWatch
 from .reporting import read_settings, report, stacks_path
 from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
@@ -85,8 +85,7 @@ class ArmedProcess:
         self._data_sets = data_sets
         self._folder = folder
         self._settings = settings
-        self._is_cuda = settings["device"] == "cuda"
-        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(settings["limit_bytes"], start)
+        self._memory = memory_of(torch, settings, start)
         self._counter = self._new_counter()
         self._ooms = OomWatch(settings["oom_texts"], self._report_oom)
         self._starts: list[float] = []
@@ -126,12 +125,12 @@ class ArmedProcess:
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._report_exit)
         self._ooms.watch_uncaught()
-        if self._is_cuda:
+        if self._memory.is_of_card:
             self._ooms.watch_card(self._torch)
         else:
             self._ooms.watch_own_code()
             start_children_without_limit()
-        if self._is_cuda or not self._is_helper:
+        if self._memory.is_of_card or not self._is_helper:
             self._memory.limit()
 
     def _forked(self) -> None:
@@ -144,7 +143,7 @@ class ArmedProcess:
         """Take it that this process trains: a helper has the limit from here on."""
         if self._is_helper:
             self._is_helper = False
-            if not self._is_cuda:
+            if not self._memory.is_of_card:
                 self._memory.limit()
             if self._ran:
                 self._report("forward")

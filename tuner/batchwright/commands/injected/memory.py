@@ -97,6 +97,7 @@ class CpuMemory:
         start: the memory from which the budget counts.
     """
 
+    is_of_card = False
     held_step_bytes = _HEAP_STEP
     """The step of ``held_bytes``: a difference of two readings is off by less."""
 
@@ -174,6 +175,7 @@ class CudaMemory:
         settings: the settings of the probe.
     """
 
+    is_of_card = True
     held_step_bytes = 0
     """The allocator counts bytes exactly."""
 
@@ -282,6 +284,11 @@ class CudaMemory:
             "limit_bytes": self._limits.get(index),
             "card": index,
         }
+
+
+def memory_of(torch: Any, settings: dict[str, Any], start: StartMemory) -> CpuMemory | CudaMemory:
+    """Return the memory of the kind of device that the settings name."""
+    return CudaMemory(torch, settings) if settings["device"] == "cuda" else CpuMemory(settings["limit_bytes"], start)
 
 
 def _use_small_stacks() -> None:

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from .counting import Update, UpdateCounter
-from .memory import CpuMemory, CudaMemory, StartMemory
+from .memory import StartMemory, memory_of
 from .oom_watch import OomWatch
 from .reporting import report, write_progress
 from .torch_hooks import ModelCall, rank_and_world_size
@@ -39,8 +39,7 @@ class WatchedProcess:
         self._torch = torch
         self._folder = folder
         self._settings = settings
-        self._is_cuda = settings["device"] == "cuda"
-        self._memory = CudaMemory(torch, settings) if self._is_cuda else CpuMemory(None, start)
+        self._memory = memory_of(torch, settings, start)
         self._ooms = OomWatch(settings["oom_texts"], self._report_oom)
         self._reset()
 
@@ -56,7 +55,7 @@ class WatchedProcess:
         os.register_at_fork(after_in_child=self._reset)
         atexit.register(self._write)
         self._ooms.watch_uncaught()
-        if self._is_cuda:
+        if self._memory.is_of_card:
             self._ooms.watch_card(self._torch)
         self._memory.limit()
 

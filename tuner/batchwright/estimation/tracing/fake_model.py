@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from batchwright.device_traits import traits_of
 from batchwright.estimation.tracing.dispatch_mode import Tracer
 from batchwright.estimation.tracing.torch_internals import FakeTensor, FakeTensorMode
 from batchwright.schemas.workload import WorkloadSpec
@@ -26,7 +27,7 @@ _INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", 
 def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
     """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
     with _WithoutValues(), patch.object(nn.Module, "_apply", _apply_to_fakes):
-        if device.type == "cpu":
+        if not traits_of(device.type).is_gpu:
             return build_model(spec, workload, worst_case=True)
         with tracer.without_recording(), device:
             model = build_model(spec, workload, worst_case=True)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import BatchwrightError, EstimateError
 from batchwright.estimation.cuda_shim import Shim
 from batchwright.estimation.protocol import untraceable
@@ -217,7 +218,7 @@ class UpdateTrace:
         tracer, engine, make = self._tracer, self._engine, self._workload.make_batch
         micro_batches = [sliced(make(size), size) for size in sizes]
         with self._tracing():
-            if self._device.type == "cpu":
+            if traits_of(self._device.type).counts_host_memory:
                 record_batches(micro_batches, tracer)
             tracer.begin_section("measured-update")
             if engine.update(micro_batches).skipped:
@@ -288,8 +289,8 @@ def _with_defaults(spec: WorkloadSpec, device_kind: str) -> WorkloadSpec:
     """Return ``spec`` with the defaults of a kind of device, since torch would choose others for fake parameters."""
     chosen = spec.optimizer.implementation_on(device_kind)
     changes: dict[str, Any] = {"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})}
-    if device_kind == "cuda" and spec.gradient_gathering == "auto":
-        changes["gradient_gathering"] = "scratch"
+    if spec.gradient_gathering == "auto":
+        changes["gradient_gathering"] = traits_of(device_kind).gradient_gathering
     return spec.model_copy(update=changes)
 
 

@@ -84,7 +84,7 @@ def launch_of(context: ExportContext, *, kubernetes: bool = False, has_folder: b
     """
     options, recommendation, gpu = context.options, context.recommendation, None
     device = recommendation.device
-    if device.kind == "cuda":
+    if device.traits.is_gpu:
         with suppress(EstimateError):  # a card that is not in the catalogue
             gpu = find_gpu(device.name)
     name = _label(options.job_name) if kubernetes else _name(options.job_name)
@@ -107,7 +107,7 @@ def launch_of(context: ExportContext, *, kubernetes: bool = False, has_folder: b
         program=program,
         command=command,
         device_name=device.name,
-        on_gpu=device.kind == "cuda",
+        on_gpu=device.traits.is_gpu,
         gpu=gpu,
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import BatchwrightError, DeviceError, InvalidSizeError, OutOfMemoryError
 from batchwright.hardware.failures import FailureKind, classify_exception
 from batchwright.schemas.results import NEARLY_FULL
@@ -46,6 +47,7 @@ class MemoryDevice(ABC):
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self.traits = traits_of(torch_device.type)
         self.limit_bytes: int | None = None
 
     def limit(self, limit_bytes: int, margin: float = 0.0) -> None:

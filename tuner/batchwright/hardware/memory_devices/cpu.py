@@ -29,7 +29,7 @@ class CpuDevice(MemoryDevice):
 
     The budget counts from the moment it is set. Set it before the model is built, so that it covers what a GPU's memory
     would hold. The largest size is repeatable within a sample or two only if the allocator settings of
-    ``batchwright.hardware.allocator_env`` are in the environment before the process starts: otherwise glibc keeps freed
+    ``batchwright.device_traits`` are in the environment before the process starts: otherwise glibc keeps freed
     memory in ways that depend on history.
 
     The budget is per process and does not count shared memory. DataLoader workers are outside it.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 
-import pynvml
 import torch
 
 from batchwright.errors import DeviceError
-from batchwright.hardware.inventory import used_and_total_bytes, visible_handles
 from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
+from batchwright.hardware.nvml import read_memory
 from batchwright.torch_internals import clear_blas_workspaces
 from batchwright.units import format_bytes
 
@@ -31,14 +30,14 @@ class CudaDevice(MemoryDevice):
         if not torch.cuda.is_available() or (torch_device.index or 0) >= torch.cuda.device_count():
             raise DeviceError(f"torch {torch.__version__} sees no {torch_device} (CUDA built in: {torch.version.cuda})")
         super().__init__(torch_device)
-        self._other_processes_bytes = _nvml_used_bytes(torch_device.index or 0)
+        self._other_processes_bytes = _used_bytes_of_card(torch_device)
         torch.cuda.set_device(torch_device)
         _load_kernels(torch_device)  # creates the context, so that its size is known
         self._context_bytes = self._bytes_outside_allocator()
         self._retries_at_reset = 0
 
     def _bytes_outside_allocator(self) -> int | None:
-        now = _nvml_used_bytes(self.torch_device.index or 0)
+        now = _used_bytes_of_card(self.torch_device)
         if self._other_processes_bytes is None or now is None:
             return None
         return max(0, now - self._other_processes_bytes - int(torch.cuda.memory_reserved(self.torch_device)))
@@ -142,14 +141,9 @@ def limit_less_context(limit_bytes: int, context_bytes: int, device: str) -> int
     return left
 
 
-def _nvml_used_bytes(index: int) -> int | None:
+def _used_bytes_of_card(device: torch.device) -> int | None:
+    """Return the memory in use by all processes; None if it cannot be read."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        return read_memory(f"{device.type}:{device.index or 0}").used_bytes
+    except DeviceError:
         return None
-    try:
-        return used_and_total_bytes(visible_handles()[index])[0]
-    except (pynvml.NVMLError, IndexError):
-        return None
-    finally:
-        pynvml.nvmlShutdown()

@@ -8,6 +8,8 @@ from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.cpu import CpuDevice
 from batchwright.hardware.memory_devices.cuda import CudaDevice
 
+_DEVICES: dict[str, type[MemoryDevice]] = {"cpu": CpuDevice, "cuda": CudaDevice}
+
 
 def open_device(identifier: str) -> MemoryDevice:
     """Open the device with this id in this process.
@@ -16,4 +18,4 @@ def open_device(identifier: str) -> MemoryDevice:
         DeviceError: when torch does not see the device.
     """
     torch_device = torch.device(identifier)
-    return CudaDevice(torch_device) if torch_device.type == "cuda" else CpuDevice(torch_device)
+    return _DEVICES[torch_device.type](torch_device)

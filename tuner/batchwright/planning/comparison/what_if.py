@@ -203,7 +203,7 @@ def choices(spec: WorkloadSpec, device: DeviceInfo) -> tuple[Changes, ...]:
         found.append(("activation_checkpointing", True))
     if spec.optimizer.has_fused and spec.optimizer.implementation_on(device.kind) == "foreach":
         found.append(("optimizer.implementation", "fused"))
-    if spec.gradient_gathering in ({"auto", "scratch"} if device.kind == "cuda" else {"scratch"}):
+    if {"auto": device.traits.gradient_gathering}.get(spec.gradient_gathering, spec.gradient_gathering) == "scratch":
         found.append(("gradient_gathering", "in-place"))
     return tuple((change,) for change in found)
 

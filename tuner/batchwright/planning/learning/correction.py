@@ -59,7 +59,7 @@ def conditions_of(tuning: Tuning) -> EstimateConditions:
         family=family_of(tuning.request.workload),
         versions=tuning.conditions.versions,
         limit_bytes=tuning.conditions.probe_limit_bytes,
-        elastic=tuning.conditions.device.kind == "cpu",
+        elastic=tuning.conditions.device.traits.counts_host_memory,
     )
 
 

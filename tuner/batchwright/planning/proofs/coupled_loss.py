@@ -30,7 +30,7 @@ def coupling_request(
     """
     if share == 1 and request.spec.parallelism.world_size == 1:
         return None
-    least = int(device.total_bytes * _CPU_SHARE) if device.kind == "cpu" else 0
+    least = int(device.total_bytes * _CPU_SHARE) if device.traits.counts_host_memory else 0
     return CouplingRequest(
         spec=request.spec,
         device=device.id,

@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from batchwright.device_traits import traits_of
 from batchwright.schemas.results import UpdateTiming
 from batchwright.training.micro_batches.loss_window import UpdateReport
 from batchwright.training.micro_batches.splitting import MicroBatch
@@ -106,7 +107,7 @@ class _Timestamps:
 
     def add(self) -> None:
         """Record a timestamp at the current position of the stream."""
-        if self._device.type != "cuda":
+        if not traits_of(self._device.type).is_gpu:
             self._times.append(time.perf_counter())
             return
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -121,5 +122,5 @@ class _Timestamps:
 
 
 def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
+    if traits_of(device.type).is_gpu:
         torch.cuda.synchronize(device)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import (
     BatchwrightError,
     DeviceError,
@@ -183,7 +184,8 @@ def _micro_batches(request: ProbeRequest, workload: Workload) -> tuple[list[Micr
     sizes = probe_window(request)
     micro_batches = [sliced(workload.make_batch(size), size) for size in sizes]
     rest = request.samples_per_window - sum(sizes)
-    return micro_batches, [workload.make_batch(rest)] if request.device == "cpu" and rest > 0 else []
+    counts = traits_of(request.device).counts_host_memory
+    return micro_batches, [workload.make_batch(rest)] if counts and rest > 0 else []
 
 
 def _result(

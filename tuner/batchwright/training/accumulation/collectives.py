@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import PeerError, TrainingError
 from batchwright.torch_internals import fake_store, foreach_copy_
 
@@ -197,15 +198,13 @@ def join_ranks(device: torch.device) -> Ranks:
         return Ranks()
     rendezvous = os.environ.get(RENDEZVOUS)
     if rendezvous is None:
-        dist.init_process_group(_backend(device), init_method="env://")
+        dist.init_process_group(traits_of(device.type).process_group, init_method="env://")
     else:
         store = dist.FileStore(rendezvous, world_size())  # type: ignore[attr-defined] # as HashStore below
-        dist.init_process_group(_backend(device), store=store, rank=own_rank(), world_size=world_size())
+        dist.init_process_group(
+            traits_of(device.type).process_group, store=store, rank=own_rank(), world_size=world_size()
+        )
     return ProcessGroup()
-
-
-def _backend(device: torch.device) -> str:
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 class SimulatedRanks(ProcessGroup):
@@ -234,5 +233,5 @@ def simulated_ranks(size: int) -> SimulatedRanks:
 def single_rank_group(device: torch.device) -> Ranks:
     """A process group of this process alone, whose collectives are executed, for a probe of a distributed run."""
     store = dist.HashStore()  # type: ignore[attr-defined] # documented, but not in the stubs' __all__
-    dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
+    dist.init_process_group(traits_of(device.type).process_group, store=store, rank=0, world_size=1)
     return ProcessGroup()

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
@@ -44,7 +45,6 @@ from batchwright.training.accumulation.gradient_sums import (
     GradientSums,
     InPlaceSums,
     ScratchSums,
-    default_gathering,
     total_norm,
 )
 from batchwright.training.accumulation.measured_weights import measured_weights
@@ -168,7 +168,7 @@ class GradientAccumulation:
         self._floating = floating
         self._lock_step = lock_step
         self._recovers = recovers
-        in_place = lock_step or (gathering or default_gathering(self.device.type)) == "in-place"
+        in_place = lock_step or (gathering or traits_of(self.device.type).gradient_gathering) == "in-place"
         self.gradients: GradientSums = (InPlaceSums if in_place else ScratchSums)(self.parameters)
         self.snapshot = snapshot = None if lock_step else Snapshot(model, self.device)
         self._prepare_scaler()

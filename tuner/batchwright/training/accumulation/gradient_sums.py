@@ -39,11 +39,6 @@ Gathering: TypeAlias = Literal["scratch", "in-place"]
 _DENSE = {torch.strided}
 
 
-def default_gathering(device_type: str) -> Gathering:
-    """In-place sums on the CPU, where new memory for every micro-batch takes time; scratch sums elsewhere."""
-    return "in-place" if device_type == "cpu" else "scratch"
-
-
 def _own_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank holds: its shard, or all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

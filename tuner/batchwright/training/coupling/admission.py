@@ -74,7 +74,7 @@ def _reported(spec: WorkloadSpec, workload: Workload, device: MemoryDevice) -> C
     """
     reason = ""
     own = device.torch_device
-    for torch_device in [own] if own.type == "cpu" else [own, torch.device("cpu")]:
+    for torch_device in dict.fromkeys([own, torch.device("cpu")]):
         for samples, precision in _ATTEMPTS:
             outcome = _attempt(spec, workload, torch_device, samples, precision)
             if isinstance(outcome, CouplingReport):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from batchwright.device_traits import traits_of
 from batchwright.torch_internals import Dropout
 from batchwright.training.coupling.error_scale import Noise, Run, Term, noise_of
 from batchwright.training.coupling.precision import LIMITS, Precision
@@ -23,7 +24,7 @@ from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, mantissa
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.loss_window import check_pairs, named_terms
 from batchwright.training.micro_batches.nested_batches import copied, to_device
-from batchwright.training.micro_batches.rng_state import RandomState
+from batchwright.training.micro_batches.rng_state import RandomState, generator_of
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.workloads.base import LossTerms, Workload
 
@@ -44,10 +45,8 @@ def seed_generators(seed: int, device: torch.device, *, torch_seed: int | None =
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - user code may use the old interface
     torch_seed = seed if torch_seed is None else torch_seed
-    torch.default_generator.manual_seed(torch_seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(torch_seed)
+    for generator in {torch.default_generator, generator_of(device)}:
+        generator.manual_seed(torch_seed)
 
 
 @contextmanager
@@ -134,7 +133,7 @@ class Runner:
 
     def is_slow_in_fp64(self, seconds: float, limit: float) -> bool:
         """Return whether a run in fp64 took more than ``limit`` seconds on a GPU, where fp32 is far faster."""
-        return self.precision == "fp64" and self._device.type == "cuda" and seconds > limit
+        return self.precision == "fp64" and traits_of(self._device.type).is_gpu and seconds > limit
 
     @property
     def whole(self) -> list[int]:

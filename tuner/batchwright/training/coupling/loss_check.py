@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.overrides import TorchFunctionMode
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
 from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
@@ -197,7 +198,7 @@ class LossCheck:
                     return self._batch_norm_finding()
                 self._failures[-1] = f"{type(error).__name__}: {shorten(str(error), _SHOWN_LENGTH)}"
                 raise
-        tolerance = _CPU_TOLERANCE if self._device.type == "cpu" else _GPU_TOLERANCE
+        tolerance = _GPU_TOLERANCE if traits_of(self._device.type).is_gpu else _CPU_TOLERANCE
         tolerance = _NARROW_TOLERANCE if operations.are_narrow else tolerance
         normalises = together > operations.normalised > 0
         least = _DETERMINISM_TOLERANCE if normalises else tolerance  # 0 in fp32 if its output is not used
@@ -330,7 +331,7 @@ class LossCheck:
         probabilities, give multiples of a last digit, which such weights often leave as they are: the rounding of one
         such value is the least.
         """
-        bits = operations.bits if self._device.type == "cpu" else min(operations.bits, _TF32_BITS)
+        bits = min(operations.bits, _TF32_BITS) if traits_of(self._device.type).is_gpu else operations.bits
         with _SampleValues(micro_batch.size) as values:
             self._terms(micro_batch, loss)
         changed = dict.fromkeys(whole, ROUNDING_SAFETY * values.magnitude * torch.finfo(torch.float32).eps)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from batchwright.torch_internals import TorchDispatchMode, schema_of, tree_map
+from batchwright.training.micro_batches.rng_state import generator_of
 
 _SEEDS = 2**62
 
@@ -97,11 +98,7 @@ class MatchedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch'
             self._generators.setdefault(own, own.get_state())
             return own
         tensor = next((value for value in arguments.values() if isinstance(value, Tensor)), None)
-        device = torch.device(arguments.get("device") or (tensor.device if tensor is not None else "cpu"))
-        if device.type != "cuda":
-            return torch.default_generator
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
+        return generator_of(torch.device(arguments.get("device") or (tensor.device if tensor is not None else "cpu")))
 
     def _rows_of_draw(
         self, func: _Operation, arguments: dict[str, Any], generator: torch.Generator, seed: int

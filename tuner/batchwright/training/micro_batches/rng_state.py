@@ -17,6 +17,18 @@ _MERSENNE_TWISTER_BYTES = 625 * 4
 """Bytes at the ``state_address`` of numpy's generator: a key of 624 words and a position, of four bytes each."""
 
 
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return torch's generator of a device: that of the CPU for all but GPUs."""
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()  # type: ignore[no-untyped-call] # makes the generators
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+def _state_of_gpu(device: torch.device) -> Tensor | None:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
 @dataclass(frozen=True)
 class RandomState:
     """The state of every generator at one moment."""
@@ -34,7 +46,7 @@ class RandomState:
             random.getstate(),
             _numpy_state(),
             torch.get_rng_state(),
-            torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+            _state_of_gpu(device),
         )
 
     def restore(self, device: torch.device) -> None:
@@ -86,8 +98,8 @@ class RandomReader:
 
     def capture(self) -> RandomState:
         """Read the current state."""
-        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return RandomState(random.getstate(), self._current_numpy_state(), torch.get_rng_state(), cuda)
+        numpy = self._current_numpy_state()
+        return RandomState(random.getstate(), numpy, torch.get_rng_state(), _state_of_gpu(self._device))
 
     def _current_numpy_state(self) -> Any:  # noqa: ANN401 - as numpy types it
         """Read numpy's state, unless its bytes are known and are those of the last call.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import nn
 
+from batchwright.device_traits import traits_of
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.field_errors import listed
 from batchwright.system.data_roots import ANY_FILE, DataRoots
@@ -137,7 +138,7 @@ def _without_threads() -> Iterator[None]:
 
     shows, earlier = logging.is_progress_bar_enabled(), os.environ.get(_ONE_THREAD)
     logging.disable_progress_bar()
-    if torch.get_default_device().type == "cpu":
+    if traits_of(torch.get_default_device().type).counts_host_memory:
         os.environ[_ONE_THREAD] = "1"
     try:
         yield
