@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import Any
 
 from batchwright.commands.injected.memory import StartMemory
 from batchwright.commands.injected.watching import WatchedProcess
@@ -13,7 +14,7 @@ MIB = 1024**2
 
 def test_the_peak_of_a_job_never_falls(tmp_path: Path) -> None:
     """A file that is mapped later lowers what the kernel's mark of all addresses leaves for memory."""
-    settings = {"device": "cpu", "oom_texts": [], "limit_bytes": None}
+    settings: dict[str, Any] = {"device": "cpu", "oom_texts": [], "limit_bytes": None}
     process = WatchedProcess(None, str(tmp_path), settings, StartMemory(), set())
     mmap.mmap(-1, 256 * MIB, flags=mmap.MAP_PRIVATE).close()
     highest = process.peaks()["process_peak_bytes"]

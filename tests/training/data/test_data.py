@@ -9,7 +9,7 @@ import sys
 import textwrap
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import datasets
 import pytest
@@ -17,11 +17,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from batchwright.errors import SpecError
-from batchwright.schemas.dataset.data_spec import TextData
+from batchwright.schemas.dataset.data_spec import DataSpec, TextData
 from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.batch_schedule import BatchSchedule, Position
 from batchwright.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order
+from batchwright.training.data.build import SOURCES
 from batchwright.training.evaluation.held_out_data import build_run_data
 from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, transformers_spec
@@ -421,3 +422,9 @@ def test_workers_read_rows_as_this_process_does(tmp_path: Path, tokenizer: str) 
     assert [len(window) for window in there] == [2, 0, 1]
     for ours, theirs in zip(chain(*here), chain(*there), strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_every_kind_of_data_has_a_source() -> None:
+    """A document without a line of `SOURCES` could be submitted, and not read."""
+    kinds = (get_args(document.model_fields["kind"].annotation) for document in get_args(get_args(DataSpec)[0]))
+    assert sorted(chain(*kinds)) == sorted(SOURCES)

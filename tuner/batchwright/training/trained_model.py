@@ -12,7 +12,6 @@ from pathlib import Path
 import safetensors
 from torch import nn
 
-from batchwright.schemas.dataset.data_spec import OF_THE_MODEL
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.system.data_roots import DataRoots
 from batchwright.system.files import atomic_folder, atomic_path
@@ -30,6 +29,8 @@ from batchwright.workloads.pretrained.pretrained_output import (
 )
 
 _WEIGHTS = "model.safetensors"
+_COPIES = {"tokenizer": copy_tokenizer, "chat_template": copy_chat_template}
+"""What copies a file of the data to the model, by the field that names it."""
 
 
 class ModelWriter:
@@ -93,12 +94,9 @@ class ModelWriter:
             source_roots = cache_roots(source)
         if source is not None:
             copy_files_of_model(source, folder, source_roots, generates=self._spec.adapter is None)
-        tokenizer = getattr(self._spec.data, "tokenizer", "bytes")
-        if tokenizer not in {"bytes", OF_THE_MODEL}:
-            copy_tokenizer(Path(tokenizer), folder, roots)
-        template = getattr(self._spec.data, "chat_template", None)
-        if template is not None:
-            copy_chat_template(Path(template), folder, roots)
+        for read in () if self._spec.data is None else self._spec.data.paths_read():
+            if (copy := _COPIES.get(read.field)) is not None:
+                copy(Path(read.path), folder, roots)
 
 
 def _linked(source: Path, weights: Weights, path: Path) -> str | None:

@@ -33,6 +33,11 @@ class PathRead(NamedTuple):
     pattern: str
     """Glob pattern of the files."""
 
+    @property
+    def has_samples(self) -> bool:
+        """True if the files hold samples, and not what reads them."""
+        return self.field not in {"tokenizer", "chat_template"}
+
 
 class TextData(Document):
     """Files read as one stream of tokens, cut into samples of the worst-case sequence length."""
@@ -204,3 +209,5 @@ def _file(field: str, path: str) -> PathRead:
 DataSpec = Annotated[
     TextData | RecordsData | ImagesData | ArraysData | SyntheticData | WorkloadData, Field(discriminator="kind")
 ]
+HeldOutData = Annotated[TextData | RecordsData | ImagesData | ArraysData | WorkloadData, Field(discriminator="kind")]
+"""Data of an evaluation. Synthetic data has no kind of its own here: a split holds some of it out."""

@@ -7,10 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from batchwright.schemas.base import Document, NonNegativeInt, PositiveInt
-from batchwright.schemas.dataset.data_spec import ArraysData, ImagesData, RecordsData, TextData, WorkloadData
+from batchwright.schemas.dataset.data_spec import HeldOutData
 
-HeldOutData = Annotated[TextData | RecordsData | ImagesData | ArraysData | WorkloadData, Field(discriminator="kind")]
-"""Data of an evaluation. Synthetic data has no kind of its own here: a split holds some of it out."""
 MetricName = Literal["accuracy", "perplexity", "f1", "precision", "recall", "reward_accuracy", "reward_margin"]
 """Figures of an evaluation beside its loss: see ``EvaluationSpec.metrics``."""
 REWARD_METRICS = frozenset({"reward_accuracy", "reward_margin"})

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from batchwright.errors import SpecError
-from batchwright.schemas.dataset.data_spec import DataSpec, ImagesData, RecordsData, WorkloadData
-from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec, HeldOutData
+from batchwright.schemas.dataset.data_spec import HeldOutData
+from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
-from batchwright.training.data.build import build_data
+from batchwright.training.data.build import build_data, source_of
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.seeding import generator_from_key
-from batchwright.training.data.sources.images import image_files
-from batchwright.training.data.sources.workload_samples import held_out_workload_data
 from batchwright.workloads.base import Workload
 
 
@@ -79,11 +76,10 @@ def _is_partial(folders: DataFolders) -> bool:
 def _own_data(
     spec: WorkloadSpec, data: HeldOutData, workload: Workload, folders: DataFolders, training: TrainingData
 ) -> TrainingData:
+    sources = [source_of(one, folders) for one in (spec.data, data) if one is not None]
     try:
-        if isinstance(data, WorkloadData):
-            return held_out_workload_data(workload)
-        held_out = build_data(spec.model_copy(update={"data": data}), workload, folders)
-        common = _files(spec.data, folders) & _files(data, folders)
+        held_out = sources[1].read(spec.model_copy(update={"data": data}), workload, is_held_out=True)
+        common = sources[0].files() & sources[1].files()
         if common:
             raise data_problem("data", "is training data too: held-out samples must not train", min(common))
     except SpecError as error:
@@ -92,29 +88,14 @@ def _own_data(
             for found in error.problems
         )
         raise SpecError(list(problems)) from None
-    if not _is_partial(folders) and _may_differ(spec.data, data, training.classes, held_out.classes):
-        others = sorted(set(held_out.classes) ^ set(training.classes))
+    others = sorted(set(held_out.classes) ^ set(training.classes))
+    may_differ = held_out.classes != training.classes
+    if not held_out.classes or not training.classes:  # names, and numbers in records
+        may_differ = may_differ and any(source.may_number_classes for source in sources)
+    if may_differ and not _is_partial(folders):
         message = (
             f"has other classes than the training data ({', '.join(others[:5])} in one of them alone), so that their "
             "numbers differ: give both a sample of each class, or numbers as labels"
         )
         raise data_problem("evaluation.data", message)
     return held_out
-
-
-def _may_differ(
-    training: DataSpec | None, held_out: HeldOutData, classes: tuple[str, ...], others: tuple[str, ...]
-) -> bool:
-    """Return whether equal numbers may be other classes: of other names, or of names and numbers in records."""
-    if classes and others:
-        return classes != others
-    return bool(classes or others) and any(isinstance(data, RecordsData) for data in (training, held_out))
-
-
-def _files(data: DataSpec | None, folders: DataFolders) -> set[Path]:
-    if data is None:
-        return set()
-    if isinstance(data, ImagesData):
-        return {file.resolve() for file in image_files(data.path, folders)}
-    samples_read = (read for read in data.paths_read() if read.field not in {"tokenizer", "chat_template"})
-    return set(folders.matching([read.pattern for read in samples_read]))

@@ -20,6 +20,7 @@ from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import LARGEST_BYTES, TimeIsUpError
 from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
+from batchwright.training.data.source import DataSource
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import IGNORED_LABEL, Workload
 from batchwright.workloads.reference import NextTokenWorkload
@@ -50,25 +51,29 @@ class ArraySamples:
         return {name: array[index].to(self.types[name]) for name, array in self.arrays.items()}
 
 
-def arrays_data(data: ArraysData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """Use the arrays of a file as samples of any model with such batches.
+class ArraysSource(DataSource[ArraysData]):
+    """Arrays in a file."""
 
-    Raises:
-        SpecError: when the file cannot be read, or an array is missing or does not fit the model's batch.
-    """
-    example = _example(data, workload)
-    arrays = _chosen(data, _read(data, folders), example, causal=isinstance(workload, NextTokenWorkload))
-    for name, array in arrays.items():
-        _check_array(name, array, example[name])
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1 or not all(lengths.values()):
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise data_problem("data.path", "must have arrays of the same number of samples, at least one", found)
-    for name, (least, count) in _ranges(spec, workload).items():
-        if name in arrays:
-            _check_range(name, arrays[name], least, count)
-    types = {name: torch.float32 if array.is_floating_point() else torch.int64 for name, array in arrays.items()}
-    return TrainingData(ArraySamples(arrays, types), default_collate)
+    def _read(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Use the arrays of a file as samples of any model with such batches.
+
+        Raises:
+            SpecError: when the file cannot be read, or an array is missing or does not fit the model's batch.
+        """
+        data, folders = self.data, self.folders
+        example = _example(data, workload)
+        arrays = _chosen(data, _read(data, folders), example, causal=isinstance(workload, NextTokenWorkload))
+        for name, array in arrays.items():
+            _check_array(name, array, example[name])
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1 or not all(lengths.values()):
+            found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise data_problem("data.path", "must have arrays of the same number of samples, at least one", found)
+        for name, (least, count) in _ranges(spec, workload).items():
+            if name in arrays:
+                _check_range(name, arrays[name], least, count)
+        types = {name: torch.float32 if array.is_floating_point() else torch.int64 for name, array in arrays.items()}
+        return TrainingData(ArraySamples(arrays, types), default_collate)
 
 
 def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:

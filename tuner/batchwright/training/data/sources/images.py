@@ -19,6 +19,7 @@ from batchwright.schemas.workload import ReferenceModel, ResNet, TransformersMod
 from batchwright.training.data.base import TrainingData, class_numbers, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
+from batchwright.training.data.source import DataSource
 from batchwright.training.data.sources.packages import import_optional
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Workload
@@ -74,30 +75,40 @@ class ImageSamples:
         return values.permute(2, 0, 1).contiguous() / _HALF_RANGE - 1.0
 
 
-def images_data(data: ImagesData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """Use the images of a folder as samples of an image classifier.
+class ImagesSource(DataSource[ImagesData]):
+    """Images in one folder per class."""
 
-    Raises:
-        SpecError: when there are no images, when they have more classes than the model, or when the model takes none.
-    """
-    key, classes = _images_of(data, spec, workload)
-    with preserved_random_state():
-        _, channels, height, width = workload.make_batch(1)[key].shape
-    if channels not in _MODES:
-        raise data_problem("data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}")
-    import_optional("PIL.Image", "data.kind", data.kind)
-    files = image_files(data.path, folders)
-    names = class_numbers({file.parent.name for file in files}, getattr(workload, "config", None))
-    if len(names) > classes:
-        raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
-    labels = torch.tensor([names[file.parent.name] for file in files])
-    paths = np.array([os.fsencode(file.absolute()) for file in files])
-    samples = ImageSamples(paths, labels, key, (channels, height, width), folders)
-    try:
-        list(in_child(partial(_decode_first, samples), _SECONDS))
-    except ForeignFailure as failure:
-        raise data_problem("data.path", f"cannot be read: {failure}", files[0]) from None
-    return TrainingData(samples, default_collate, classes=tuple(names))
+    def files(self) -> set[Path]:
+        """Return the real paths of the images."""
+        return {file.resolve() for file in _image_files(self.data.path, self.folders)}
+
+    def _read(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Use the images of a folder as samples of an image classifier.
+
+        Raises:
+            SpecError: when there are no images, more classes than the model has, or when the model takes none.
+        """
+        data, folders = self.data, self.folders
+        key, classes = _images_of(data, spec, workload)
+        with preserved_random_state():
+            _, channels, height, width = workload.make_batch(1)[key].shape
+        if channels not in _MODES:
+            raise data_problem(
+                "data.kind", f"an image has {', '.join(map(str, _MODES))} channels, the model {channels}"
+            )
+        import_optional("PIL.Image", "data.kind", data.kind)
+        files = _image_files(data.path, folders)
+        names = class_numbers({file.parent.name for file in files}, getattr(workload, "config", None))
+        if len(names) > classes:
+            raise data_problem("data.path", f"has {len(names)} folders, one per class, and the model {classes} classes")
+        labels = torch.tensor([names[file.parent.name] for file in files])
+        paths = np.array([os.fsencode(file.absolute()) for file in files])
+        samples = ImageSamples(paths, labels, key, (channels, height, width), folders)
+        try:
+            list(in_child(partial(_decode_first, samples), _SECONDS))
+        except ForeignFailure as failure:
+            raise data_problem("data.path", f"cannot be read: {failure}", files[0]) from None
+        return TrainingData(samples, default_collate, classes=tuple(names))
 
 
 def _decode_first(samples: ImageSamples) -> Iterator[bool]:
@@ -115,7 +126,7 @@ def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str
     raise data_problem("data.kind", message, data.kind)
 
 
-def image_files(folder: str, folders: DataFolders) -> list[Path]:
+def _image_files(folder: str, folders: DataFolders) -> list[Path]:
     """List the images in the classes' folders. A link belongs to the class of its own folder."""
     files = folders.files_in_subfolders("data.path", folder, _SUFFIXES)
     if not files:

@@ -18,8 +18,10 @@ from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import foreign_errors
 from batchwright.training.data.seeding import generator_from_key
+from batchwright.training.data.source import DataSource
 from batchwright.training.data.sources.completions import encoded_rows, read_completions
 from batchwright.training.data.sources.labelled_texts import ClassEncoder, classification, token_classification
+from batchwright.training.data.sources.packages import RENDERER
 from batchwright.training.data.sources.packing import pack
 from batchwright.training.data.sources.pair_records import pairs_data
 from batchwright.training.data.sources.rows import Encoder, Prepared, Read, Rows, read_rows, rows_with_text
@@ -63,35 +65,47 @@ class RecordSamples:
             return self.encode(index, self.rows[index])
 
 
-def records_data(data: RecordsData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """Use the rows of files as samples for the spec's task.
+class RecordsSource(DataSource[RecordsData]):
+    """Rows of files."""
 
-    Raises:
-        SpecError: when a file, a field, the tokenizer or the labels do not fit the model.
-    """
-    if isinstance(workload, PreferenceWorkload):
-        return pairs_data(data, spec, workload, folders)
-    task = _task_of(data, spec)
-    if data.text_pair_field is not None and task != "sequence-classification":
-        message = f"is for sequence-classification, and this is {task}"
-        raise data_problem("data.text_pair_field", message, data.text_pair_field)
-    if data.has_completions:
-        return _completions_data(task, data, spec, workload, folders)
-    length, packing = spec.batch.sequence_length or 0, spec.batch.packing
-    config = getattr(workload, "config", None)
-    longest = sys.maxsize if packing == "wrapped" else length
-    tokenizer = open_tokenizer(
-        data.tokenizer, longest, _vocabulary_size(workload), folders, takes_pairs=data.text_pair_field is not None
-    )
-    padding = padding_id(tokenizer, config)
-    if packing is not None:
-        rows = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
-        documents = encoded_rows(rows, partial(_documents, tokenizer, data.text_field), _TEXT)
-        return _packed(documents, packing, padding, data, spec)
-    found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
-    samples = RecordSamples(found.rows, _pad_empty(encode, padding), found.place)
-    ragged = _ragged(samples, found.lengths, padding, spec, workload)
-    return replace(ragged, classes=encode.names if isinstance(encode, ClassEncoder) else ())
+    may_number_classes = True
+
+    def modules(self) -> dict[str, str]:
+        """Name `datasets`, `tokenizers` but for bytes, and what renders conversations."""
+        tokenizers = {} if self.data.tokenizer == "bytes" else {"tokenizers": "tokenizer"}
+        renders = self.data.messages_field or self.data.chat_template
+        return {"datasets": "kind", **tokenizers, **({RENDERER: "chat_template"} if renders else {})}
+
+    def _read(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Use the rows of files as samples for the spec's task.
+
+        Raises:
+            SpecError: when a file, a field, the tokenizer or the labels do not fit the model.
+        """
+        data, folders = self.data, self.folders
+        if isinstance(workload, PreferenceWorkload):
+            return pairs_data(data, spec, workload, folders)
+        task = _task_of(data, spec)
+        if data.text_pair_field is not None and task != "sequence-classification":
+            message = f"is for sequence-classification, and this is {task}"
+            raise data_problem("data.text_pair_field", message, data.text_pair_field)
+        if data.has_completions:
+            return _completions_data(task, data, spec, workload, folders)
+        length, packing = spec.batch.sequence_length or 0, spec.batch.packing
+        config = getattr(workload, "config", None)
+        longest = sys.maxsize if packing == "wrapped" else length
+        tokenizer = open_tokenizer(
+            data.tokenizer, longest, _vocabulary_size(workload), folders, takes_pairs=data.text_pair_field is not None
+        )
+        padding = padding_id(tokenizer, config)
+        if packing is not None:
+            rows = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
+            documents = encoded_rows(rows, partial(_documents, tokenizer, data.text_field), _TEXT)
+            return _packed(documents, packing, padding, data, spec)
+        found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
+        samples = RecordSamples(found.rows, _pad_empty(encode, padding), found.place)
+        ragged = _ragged(samples, found.lengths, padding, spec, workload)
+        return replace(ragged, classes=encode.names if isinstance(encode, ClassEncoder) else ())
 
 
 def _documents(tokenizer: TextTokenizer, field: str, rows: Mapping[str, Sequence[str]]) -> list[list[int]]:

@@ -19,6 +19,7 @@ from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import LARGEST_BYTES
 from batchwright.training.data.foreign import ForeignFailure, in_child
+from batchwright.training.data.source import DataSource
 from batchwright.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from batchwright.workloads.base import Workload
 from batchwright.workloads.reference import NextTokenWorkload
@@ -49,24 +50,32 @@ class StreamSamples:
         return self._stream[index * self._length : (index + 1) * self._length].long()
 
 
-def text_data(data: TextData, spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> TrainingData:
-    """Use the text of files as samples of the worst-case length.
+class TextSource(DataSource[TextData]):
+    """Files, as one stream of tokens."""
 
-    Raises:
-        SpecError: when a path matches no file, the files hold no text, or the model is not a causal language model.
-    """
-    if not isinstance(workload, NextTokenWorkload):
-        message = "`text` trains a causal language model; use `records`, `arrays`, `workload` or `synthetic`"
-        raise data_problem("data.kind", message, data.kind)
-    length = spec.batch.sequence_length or 0
-    tokenizer = open_tokenizer(data.tokenizer, length, workload.vocabulary_size, folders)
-    files = folders.matching(data.paths)
-    stream = _bytes(files, folders) if data.tokenizer == "bytes" else _tokens(files, tokenizer, folders)
-    if len(stream) < _SHORTEST_SAMPLE:
-        raise data_problem("data.paths", "these files hold no text", ", ".join(data.paths))
-    padding = padding_id(tokenizer, getattr(workload, "config", None))
-    collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
-    return TrainingData(StreamSamples(stream, length), collation)
+    def modules(self) -> dict[str, str]:
+        """Name `tokenizers`, but for bytes."""
+        return {} if self.data.tokenizer == "bytes" else {"tokenizers": "tokenizer"}
+
+    def _read(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Use the text of files as samples of the worst-case length.
+
+        Raises:
+            SpecError: when a path matches no file, the files hold no text, or the model is not a causal language model.
+        """
+        data, folders = self.data, self.folders
+        if not isinstance(workload, NextTokenWorkload):
+            message = "`text` trains a causal language model; use `records`, `arrays`, `workload` or `synthetic`"
+            raise data_problem("data.kind", message, data.kind)
+        length = spec.batch.sequence_length or 0
+        tokenizer = open_tokenizer(data.tokenizer, length, workload.vocabulary_size, folders)
+        files = folders.matching(data.paths)
+        stream = _bytes(files, folders) if data.tokenizer == "bytes" else _tokens(files, tokenizer, folders)
+        if len(stream) < _SHORTEST_SAMPLE:
+            raise data_problem("data.paths", "these files hold no text", ", ".join(data.paths))
+        padding = padding_id(tokenizer, getattr(workload, "config", None))
+        collation = PaddedCollation(padding, length if spec.compile else None, masked=False)
+        return TrainingData(StreamSamples(stream, length), collation)
 
 
 def _bytes(files: list[Path], folders: DataFolders) -> Tensor:

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from batchwright.schemas.dataset.data_spec import SyntheticData, WorkloadData
+from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.seeding import seed_from_key
+from batchwright.training.data.source import DataSource
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Batch, Collates, HasDataset, HasEvaluationDataset, Samples, Workload
 
@@ -44,23 +47,28 @@ def join_batches(batches: list[Batch]) -> Batch:
     return first
 
 
-def workload_data(workload: Workload) -> TrainingData:
-    """Use the workload's ``dataset()``.
+class SyntheticSource(DataSource[SyntheticData]):
+    """Random samples of the workload's worst case."""
 
-    Raises:
-        SpecError: when the workload has no data set, or an empty one.
-    """
-    return _data_of(workload, "dataset", workload.dataset if isinstance(workload, HasDataset) else None)
+    def _read(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Make as many as the document says."""
+        del spec
+        return TrainingData(SyntheticSamples(workload, self.data.samples), join_batches)
 
 
-def held_out_workload_data(workload: Workload) -> TrainingData:
-    """Use the workload's ``evaluation_dataset()``.
+class WorkloadSource(DataSource[WorkloadData]):
+    """The workload's own data sets. Raises a ``SpecError`` when it lacks one, or it is empty."""
 
-    Raises:
-        SpecError: when the workload has no such data set, or an empty one.
-    """
-    make = workload.evaluation_dataset if isinstance(workload, HasEvaluationDataset) else None
-    return _data_of(workload, "evaluation_dataset", make)
+    def _read(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Use the workload's ``dataset()``."""
+        del spec
+        return _data_of(workload, "dataset", workload.dataset if isinstance(workload, HasDataset) else None)
+
+    def _read_held_out(self, spec: WorkloadSpec, workload: Workload) -> TrainingData:
+        """Use the workload's ``evaluation_dataset()``."""
+        del spec
+        make = workload.evaluation_dataset if isinstance(workload, HasEvaluationDataset) else None
+        return _data_of(workload, "evaluation_dataset", make)
 
 
 def _data_of(workload: Workload, method: str, make: Callable[[], Samples] | None) -> TrainingData:
