@@ -107,6 +107,44 @@ def test_names_that_fit_no_module_are_refused(fields: dict[str, Any], message: s
         check_workload(adapted(**fields))
 
 
+QWEN2_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 64,
+}
+"""Experts that are one parameter, beside a shared expert of linear layers."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target_modules": ["q_proj", "down_proj"]}, r"target_modules: also names experts of .*\(got down_proj\)"),
+        ({"quantization": {"kind": "nf4"}}, r"quantization: cannot quantise \d\d% of the weights: Qwen2Moe.*"),
+        ({"quantization": {"kind": "int8"}}, r"stacks such as `model\.layers\.0\.mlp\.experts\.gate_up_proj`"),
+    ],
+)
+def test_experts_are_not_left_out_silently(fields: dict[str, Any], message: str) -> None:
+    """What reaches linear layers alone is refused with the parameter that it misses."""
+    with pytest.raises(SpecError, match=message):
+        check_workload(adapted(config=QWEN2_MOE, **fields))
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern")  # of peft, although it has used the patterns
+def test_experts_that_are_adapted_are_no_problem() -> None:
+    """Peft adapts the experts of Mixtral, whatever the name of their parameter."""
+    config = {**QWEN2_MOE, "model_type": "mixtral", "num_local_experts": 4}
+    model = built(adapted(config=config, target_modules="all-linear"))
+    assert any(".mlp.experts.lora_A" in name for name in trained(model))
+
+
 def test_a_model_without_default_targets_needs_them() -> None:
     """The error names the field, and what can be adapted."""
     config = {

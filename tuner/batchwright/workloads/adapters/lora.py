@@ -15,6 +15,7 @@ from batchwright.schemas.field_errors import listed
 from batchwright.schemas.model.adapter import LoraAdapter
 from batchwright.schemas.workload import TransformersTask
 from batchwright.suggestions import suggestion
+from batchwright.torch_internals import own_parameters
 
 LoraConfig: TypeAlias = Any
 """A ``peft.LoraConfig``; peft ships no usable types."""
@@ -29,6 +30,8 @@ _TASK_TYPES: dict[TransformersTask, str] = {
 _CLASSIFIER_HEADS = ("classifier", "score")
 """The modules that peft trains whole for the two kinds of classifiers, where the model has them."""
 _MOST_NAMES = 20
+_STACK_DIMENSIONS = 3
+"""Matrices, rows and columns."""
 _INDEX = re.compile(r"\d+")
 _ADAPTABLE = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 """The classes of torch that LoRA of peft 0.21 adapts."""
@@ -75,7 +78,8 @@ def inject_lora(model: nn.Module, adapter: LoraAdapter, task: TransformersTask) 
         task: the task of the model.
 
     Raises:
-        SpecError: when ``peft`` is missing, a name fits no module of the model, or a module cannot be adapted.
+        SpecError: when ``peft`` is missing, a name fits no module of the model, or a module cannot be adapted, or only
+            some of the layers that a name fits.
     """
     config, adaptable = lora_config(adapter, task, model), _adaptable(model)
     try:
@@ -87,6 +91,14 @@ def inject_lora(model: nn.Module, adapter: LoraAdapter, task: TransformersTask) 
         if adapter.target_modules is None and "target_modules" in str(error):
             reason = "is required: peft knows no default for this type of model"
         raise _problem("target_modules", f"{reason}. {adaptable}") from None
+    frozen = [name for name in stacked_parameters(adapted) if ".base_layer." not in name]
+    for name in adapter.target_modules if isinstance(adapter.target_modules, tuple) else ():
+        if found := _matching(name, frozen):
+            message = (
+                f"also names experts of {type(model).__name__}, which are one parameter (`{found[0]}`) that peft does "
+                "not adapt: choose other modules"
+            )
+            raise _problem("target_modules", message, name)
     return adapted
 
 
@@ -135,6 +147,20 @@ def _import_peft() -> Any:  # noqa: ANN401 - an untyped module
 def _matching(name: str, names: Iterable[str]) -> list[str]:
     """The modules that peft finds by a name: those of the name, and those whose name ends with it."""
     return [found for found in names if found == name or found.endswith(f".{name}")]
+
+
+def stacked_parameters(model: nn.Module) -> list[str]:
+    """Return the names of the parameters that are stacks of matrices, outside of torch's own modules.
+
+    Mixtures of experts have them since transformers 5, where each expert had linear layers before.
+    """
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.nn.")
+        for name, parameter in own_parameters(module).items()
+        if parameter is not None and parameter.dim() == _STACK_DIMENSIONS and 1 not in parameter.shape
+    ]
 
 
 def _require_names(field: str, wanted: str | tuple[str, ...] | None, names: list[str], model: nn.Module) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.model.adapter import BaseQuantization, LoraAdapter
+from batchwright.workloads.adapters.lora import stacked_parameters
 
 _BLOCK, _SCALES_BLOCK = 64, 256
 """Weights that share a scale, and scales that share one of theirs: the defaults of bitsandbytes and of QLoRA."""
@@ -157,7 +158,7 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
         is_random: whether the weights are random ones, whose codes are made at random.
 
     Raises:
-        SpecError: when the model has no such layer.
+        SpecError: when the model has no such layer, or other weights that are multiplied like theirs.
     """
     if adapter.quantization is None:
         return
@@ -165,11 +166,23 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
     from transformers.quantizers.base import get_keys_to_not_convert  # noqa: PLC0415 - as above
 
     whole = {*get_keys_to_not_convert(model), *adapter.modules_to_save, *(model._keep_in_fp32_modules or ())}  # noqa: SLF001 - as transformers' quantisers do
+
+    def stays_whole(name: str) -> bool:
+        return any(f".{other}." in f".{name}." for other in whole)  # these are names, or ends or parts of them
+
+    stacked = [name for name in stacked_parameters(model) if not stays_whole(name)]
+    if stacked:
+        share = sum(model.get_parameter(name).numel() for name in stacked) / sum(map(torch.numel, model.parameters()))
+        message = (
+            f"cannot quantise {share:.0%} of the weights: {type(model).__name__} keeps them in stacks such as "
+            f"`{stacked[0]}`, as mixtures do their experts, and transformers and bitsandbytes quantise linear layers "
+            "alone. Leave it out, or quantise the stacks in a `python` workload"
+        )
+        raise SpecError([FieldProblem("adapter.quantization", message)])
     found = [
         name
         for name, module in model.named_modules()
-        if (type(module) is nn.Linear or isinstance(module, Conv1D))
-        and not any(f".{other}." in f".{name}." for other in whole)  # these are names, or ends or parts of them
+        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and not stays_whole(name)
     ]
     if not found:
         message = f"finds no linear layer in {type(model).__name__}: leave it out"
