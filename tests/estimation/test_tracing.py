@@ -22,7 +22,7 @@ from batchwright.estimation import attention_kernels
 from batchwright.estimation.attention_kernels import Attention, Kernel, choose_kernel
 from batchwright.estimation.client import estimate
 from batchwright.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
-from batchwright.estimation.trace import Bound, Category, SizedTrace, Trace
+from batchwright.estimation.trace import COMPILED_NOTE, Bound, Category, SizedTrace, Trace
 from batchwright.estimation.tracing.dispatch_mode import Tracer
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels
 from batchwright.estimation.tracing.runs import TracedRuns
@@ -453,12 +453,26 @@ def test_an_error_of_the_workload_is_named() -> None:
     [
         ("mismatched", r"cannot be traced: RuntimeError: .* \(while tracing the operator aten\.mm\.default\)$"),
         ("unknown_operator", r"no fake impl registered .* \(while tracing the operator tests\.nameless\.default\)$"),
+        ("flexible", r"calls flex_attention, which torch compiles .*: it can be measured, not estimated$"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_an_operator_that_cannot_be_traced_is_named(target: str, message: str) -> None:
-    """An operator that refuses its arguments, and one without a rule for tensors that have no values."""
+    """An operator that refuses its arguments, one without a rule for tensors without values, and a compiled one."""
     with pytest.raises(EstimateError, match=message):
         trace(python_spec(f"tests.support.traced_models:{target}"), 2, accumulates=True)
+
+
+def test_a_compiled_model_is_traced_as_it_is_written() -> None:
+    """Whether the spec or the workload compiles it: the same blocks, with a note."""
+    own = python_spec("tests.support.traced_models:fresh")
+    compiled = (python_spec("tests.support.traced_models:compiled"), own.model_copy(update={"compile": True}))
+    plain = trace(own, 2, accumulates=True)
+    assert plain.notes == ()
+    for spec in compiled:
+        found = trace(spec, 2, accumulates=True)
+        assert found.notes == (COMPILED_NOTE,)
+        assert (found.sizes, found.events) == (plain.sizes, plain.events)
 
 
 ENDS = torch.tensor([3, 5, 8], dtype=torch.int32)

@@ -19,7 +19,7 @@ from batchwright.estimation.allocator.config import DEFAULT_SETTINGS
 from batchwright.estimation.allocator.replay import CapacitySearch
 from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, largest_fitting
 from batchwright.estimation.size_growth import Polynomial
-from batchwright.estimation.trace import Category, Mark, SizedTrace, Trace
+from batchwright.estimation.trace import COMPILED_NOTE, Category, Mark, SizedTrace, Trace
 from batchwright.estimation.verdict import make_estimate, profiles
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import VARIABLE
@@ -420,6 +420,7 @@ def width(found: Estimate) -> tuple[float, float]:
         (workload("cpu"), "fp32", (0.23, 0.21)),
         (workload("cpu"), "bf16-mixed", (0.23, 0.21)),
         (workload(notes=("something was not followed",)), "fp32", (0.09, 0.11)),
+        (workload(notes=(COMPILED_NOTE,)), "fp32", (0.19, 0.11)),
         (workload(exact_sizes=False), "fp32", (0.25, 0.27)),
     ],
 )

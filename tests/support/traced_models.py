@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from batchwright.workloads.base import LossTerms
@@ -156,6 +157,15 @@ class UnknownOperator(Tokens):
     def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
         """Sums the operator's result."""
         return {"loss": (nameless(model(batch)).sum(), len(batch))}
+
+
+class Flexible(Tokens):
+    """Attends with a kernel that torch compiles."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """Attends between the logits, without gradients, which the CPU does not have."""
+        heads = model(batch)[:, None].detach()
+        return {"loss": (cast("Tensor", flex_attention(heads, heads, heads)).sum(), len(batch))}
 
 
 class Slow(Tokens):
@@ -307,6 +317,14 @@ class Existing(Tokens):
         return {"loss": (model(batch).square().sum(), len(batch))}
 
 
+class Compiled(Existing):
+    """Compiles its model."""
+
+    def build_model(self) -> nn.Module:
+        """The same, compiled."""
+        return cast("nn.Module", torch.compile(super().build_model()))
+
+
 _EXISTING = Existing()
 
 
@@ -363,6 +381,16 @@ def mismatched() -> Tokens:
 def unknown_operator() -> Tokens:
     """Cannot be traced either."""
     return UnknownOperator()
+
+
+def flexible() -> Tokens:
+    """Cannot be traced either."""
+    return Flexible()
+
+
+def compiled() -> Tokens:
+    """As ``fresh``, compiled."""
+    return Compiled()
 
 
 def slow() -> Tokens:

@@ -39,6 +39,7 @@ from batchwright.estimation.tracing.torch_internals import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     backward_task,
     is_sum_of_gradients_in_place,
@@ -93,6 +94,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         shapes: the cache of operators' result shapes.
     """
 
+    supports_higher_order_operators = True
+    """Such operators reach this mode, which refuses them."""
+
     def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: Kernels, shapes: ShapeCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fakes = fakes
@@ -145,7 +149,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - an operator's results
-        """Run ``func`` on fake tensors; record its memory and the known values of its results."""
+        """Run ``func`` on fake tensors; record its memory and the known values of its results.
+
+        Raises:
+            EstimateError: for an operator that takes functions, which torch compiles into kernels.
+        """
         if DTensor in types:
             return NotImplemented  # DTensor's own dispatch calls again with the local tensors
         kwargs = kwargs or {}
@@ -155,6 +163,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return self.values.scalar(args[0])
         if func in CTC_LOSS_IS_OF_LIBRARY:
             return False  # transformers turns cuDNN off, and cuDNN takes no labels of 64 bits
+        if isinstance(func, HigherOrderOperator):
+            raise EstimateError(
+                f"the workload calls {func}, which torch compiles into a kernel of its own: it can be measured, not "
+                "estimated"
+            )
         self._label_activations()
         if func is not _LIFT_FRESH:
             args = tuple(map_tensors(argument, self._to_fake) for argument in args)

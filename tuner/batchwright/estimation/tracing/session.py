@@ -18,7 +18,7 @@ from batchwright.device_traits import traits_of
 from batchwright.errors import BatchwrightError, EstimateError
 from batchwright.estimation.cuda_shim import Shim
 from batchwright.estimation.protocol import untraceable
-from batchwright.estimation.trace import Category, Trace
+from batchwright.estimation.trace import COMPILED_NOTE, Category, Trace
 from batchwright.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
 from batchwright.estimation.tracing.fake_device import (
     FakeDevice,
@@ -241,11 +241,20 @@ class UpdateTrace:
             values_read_by_transformers(),
             grouped_scans(tracer.recorder),
             self._emulated_cuda(),
+            patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
             tracer.fakes,
             tracer,
             optimizer_gradients_labelled(tracer),
         ):
             yield
+
+
+def _left_uncompiled(tracer: Tracer, model: Any = None, **options: Any) -> Any:  # noqa: ANN401 - as torch.compile
+    """Stand in for ``torch.compile``, of a module or a function or as a decorator, and leave it as written."""
+    if model is None:
+        return partial(_left_uncompiled, tracer, **options)
+    tracer.notes.add(COMPILED_NOTE)
+    return model
 
 
 @contextmanager
@@ -347,6 +356,4 @@ def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, a
 def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
     for kind in sorted(tracer.values.stand_ins):
         yield f"the workload reads {kind} known only at run time: a stand-in was used"
-    yield from sorted(tracer.notes)
-    if spec.compile:
-        yield "torch.compile is not traced: this is the memory of the model without it"
+    yield from sorted(tracer.notes | ({COMPILED_NOTE} if spec.compile else set()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -34,6 +34,7 @@ __all__ = [
     "FakeStore",
     "FakeTensor",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "OpOverload",
     "ShardingPropagator",
     "UnsupportedOperatorException",
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 # OpOverload: the class of operators as a dispatch mode sees them, for annotations; torch.ops publishes only instances.
+# HigherOrderOperator: the class of operators that take functions, such as flex_attention.
 # FakeTensor, FakeTensorMode, unset_fake_temporarily and the three exceptions: torch.compile's own tensors without
 #   values; no public API traces an eager program, its backward pass and its optimizer on them.
 # torch._C._storage_Use_Count: what autograd's engine asks in C++ before it adds in place.
