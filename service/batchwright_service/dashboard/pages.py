@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.types import Scope as AsgiScope
 
 from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.audit import AuditAction
+from batchwright.client.documents.states import State
+from batchwright.schemas.requests import Objective
+from batchwright.schemas.workload import Precision
 from batchwright_service.dashboard.assets import Assets
 from batchwright_service.domain.callers import Caller
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_CHOICES = {
+    "states": tuple(State),
+    "precisions": get_args(Precision),
+    "objectives": get_args(Objective),
+    "actions": tuple(AuditAction),
+}
+"""Values among which the filters of lists choose."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class Visitor:
 
 
 class Pages:
-    """Renders templates. Each has ``static(name)``, ``version``, ``visitor`` (or None) and ``csrf_token``.
+    """Renders templates. Each has ``static(name)``, ``version``, ``choices``, ``visitor`` (or None) and ``csrf_token``.
 
     Templates with charts include ``charts.html`` in their head, which needs ``assets``.
     """
@@ -39,7 +50,7 @@ class Pages:
         self._environment = Environment(
             loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
-        self._environment.globals |= {"static": assets.url, "version": version, "assets": assets}
+        self._environment.globals |= {"static": assets.url, "version": version, "assets": assets, "choices": _CHOICES}
 
     def render(self, template: str, scope: AsgiScope, context: Mapping[str, Any]) -> str:
         """Return the HTML of a page for the caller of a request."""

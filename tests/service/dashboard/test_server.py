@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import httpx
@@ -18,6 +19,8 @@ from fastapi import FastAPI
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.problems import Problem
+from batchwright.client.documents.states import State
+from batchwright.schemas.requests import Objective
 from batchwright_service.api.events import streaming
 from batchwright_service.auth.sessions import SESSION_SECONDS, csrf_token_of
 from batchwright_service.bootstrap import System, app_of, build
@@ -186,6 +189,16 @@ def test_a_callers_text_is_escaped(opened: FastAPI) -> None:
         text = Browser(opened).get(path).text
         assert "&lt;script&gt;" in text
         assert '"><script>' not in text
+
+
+@pytest.mark.parametrize("path", ["/tunings", "/recommendations", "/jobs", "/audit"])
+def test_a_list_offers_the_values_of_the_api(opened: FastAPI, path: str) -> None:
+    """Its filters choose among what the documents allow."""
+    (given,) = re.findall(r'data-choices="([^"]+)"', Browser(opened).get(path).text)
+
+    choices = json.loads(unescape(given))
+    assert choices["objectives"] == list(get_args(Objective))
+    assert set(choices["states"]) == set(State)
 
 
 def test_an_unknown_address_is_a_page_for_browsers_and_a_problem_for_programs(opened: FastAPI) -> None:

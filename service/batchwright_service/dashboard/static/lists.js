@@ -12,17 +12,12 @@ import { html, render } from "./preact-htm.js";
 import { CONFIRM, holdsMark } from "./staleness.js";
 
 const MOST_COMPARED = 8;
-const STATES = ["QUEUED", "RUNNING", "CANCELLING", "SUCCEEDED", "FAILED", "CANCELLED"];
-const PRECISIONS = ["fp32", "bf16-mixed", "fp16-mixed", "bf16"];
-const OBJECTIVES = ["largest", "fewest_steps", "fastest"];
-const ACTIONS = [
-  "submitted", "resumed", "cancelled", "deleted", "pruned", "key-created", "key-revoked", "webhook-created", "webhook-rotated", "webhook-deleted", "signed-in", "signed-out",
-];
+const CHOICES = JSON.parse(byId("list").dataset.choices);
 const PAGES = { tun: "tunings", rec: "recommendations", job: "jobs" };
 
 // --- filters --------------------------------------------------------------------------------------------------------
 
-const STATE = { ...choiceOf("state", "State", STATES, words), multiple: true };
+const STATE = { ...choiceOf("state", "State", CHOICES.states, words), multiple: true };
 const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
 const SLOT = { name: "slot", label: "Slot", placeholder: "for example host/cuda:0", suggest: (row) => row.slot };
@@ -152,7 +147,7 @@ const LISTS = {
     files: true,
     ended: () => true,
     refreshSeconds: 10,
-    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", PRECISIONS), choiceOf("objective", "Objective", OBJECTIVES, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, PROJECT, ...OWNERS, CREATED, FINGERPRINT],
+    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", CHOICES.precisions), choiceOf("objective", "Objective", CHOICES.objectives, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, PROJECT, ...OWNERS, CREATED, FINGERPRINT],
     columns: [
       named("recommendations"),
       { title: "Model", class: "model", sort: "model", cell: (row) => both(row.model, [row.precision, `${row.device} (${row.device_name})`].filter(Boolean).join(", ")) },
@@ -202,7 +197,7 @@ const LISTS = {
     ended: () => true,
     refreshSeconds: 15,
     filters: [
-      choiceOf("action", "Action", ACTIONS, actionWords),
+      choiceOf("action", "Action", CHOICES.actions, actionWords),
       { name: "key_id", label: "API key", placeholder: "its id", pattern: "[a-z0-9_]*", maxlength: 16 },
       { name: "object_id", label: "Object", placeholder: "the id of a tuning, job or key", pattern: "[a-z0-9_]*", maxlength: 64 },
     ],
