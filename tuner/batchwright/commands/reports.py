@@ -95,6 +95,7 @@ class Reports:
         with path.open("rb") as stream:
             stream.seek(self._offsets.get(path, 0))
             data = stream.read()
+        # A process may be writing its last line now: that is read at the next call.
         complete = data[: data.rfind(b"\n") + 1]
         self._offsets[path] = self._offsets.get(path, 0) + len(complete)
         for line in complete.splitlines():

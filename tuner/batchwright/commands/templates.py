@@ -37,14 +37,6 @@ class Figures:
         """Samples per update over all ranks."""
         return self.micro_batch_size * self.accumulation_steps * self.world_size
 
-    def environment(self) -> dict[str, str]:
-        """The variables that every command gets, as those that launchers of exports set."""
-        return {
-            "BATCHWRIGHT_MICRO_BATCH_SIZE": str(self.micro_batch_size),
-            "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(self.accumulation_steps),
-            "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE": str(self.effective_batch_size),
-        }
-
 
 @dataclass(frozen=True)
 class RenderedCommand:
@@ -82,9 +74,14 @@ def render(model: CommandModel, figures: Figures, folder: Path, *, for_probe: bo
     sizes = (figures.micro_batch_size, figures.accumulation_steps, figures.effective_batch_size, figures.updates)
     paths = {name: str(path) for name, path in files.items()}
     filled = model.filled(sizes, str(folder / "output"), paths, for_probe=for_probe)
+    given = {  # to every command, as launchers of exports set them
+        "BATCHWRIGHT_MICRO_BATCH_SIZE": str(figures.micro_batch_size),
+        "BATCHWRIGHT_GRADIENT_ACCUMULATION_STEPS": str(figures.accumulation_steps),
+        "BATCHWRIGHT_EFFECTIVE_BATCH_SIZE": str(figures.effective_batch_size),
+    }
     return RenderedCommand(
         argv=filled.argv,
-        environment={**figures.environment(), **filled.environment},
+        environment=given | filled.environment,
         files={files[name]: text for name, text in filled.files.items()},
         working_directory=Path(model.working_directory),
     )

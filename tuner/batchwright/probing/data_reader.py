@@ -77,6 +77,7 @@ class DataReader:
         if now != self._latest:
             self._latest, self._since = now, time.monotonic()
             self._on_progress(now.read, now.total)
+        # Files are opened before the first sample, which may take long: only the whole process bounds that.
         return now.sample >= 0 and time.monotonic() > self._since + _SECONDS_OF_SAMPLE
 
     def _of_dead_process(self, ended: EndedTask) -> DataReading:

@@ -38,18 +38,14 @@ Location = tuple[int | str, ...]
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
-_PATTERNS: dict[str, str] = {}
+PATTERN_MESSAGES: dict[str, str] = {}
+"""Messages for the regular expressions of fields."""
 
 
 def described_pattern(pattern: str, message: str) -> str:
     """Register the message for a regular expression of a field, and return the expression."""
-    _PATTERNS[pattern] = message
+    PATTERN_MESSAGES[pattern] = message
     return pattern
-
-
-def pattern_message(pattern: str) -> str | None:
-    """The message for a regular expression; none when it has none."""
-    return _PATTERNS.get(pattern)
 
 
 # --- the structure of a field's type ----------------------------------------------------------------------------------
@@ -145,7 +141,7 @@ def _one_of(item: ErrorDetails) -> str:
 
 def _pattern(item: ErrorDetails) -> str:
     pattern = item["ctx"]["pattern"]
-    return pattern_message(pattern) or f"must match the regular expression {pattern}"
+    return PATTERN_MESSAGES.get(pattern) or f"must match the regular expression {pattern}"
 
 
 def _count(relation: str, name: str, unit: str) -> Callable[[ErrorDetails], str]:

@@ -66,15 +66,6 @@ class Plan(PlanSummary):
         return sizes
 
 
-class UniformPlan(PlanSummary):
-    """A plan that repeats one micro-batch size, as most frameworks do. It cannot reach every effective batch."""
-
-    change: str
-    """Difference from the balanced plan, in a sentence."""
-    nearest: tuple[ReachableBatch, ...] = ()
-    """Nearby effective batches with larger micro-batches, when those of this plan are small or miss the target."""
-
-
 class ReachableBatch(Document):
     """An effective batch that a uniform plan reaches exactly."""
 
@@ -86,7 +77,13 @@ class ReachableBatch(Document):
     """Micro-batches per rank and update."""
 
 
-UniformPlan.model_rebuild()
+class UniformPlan(PlanSummary):
+    """A plan that repeats one micro-batch size, as most frameworks do. It cannot reach every effective batch."""
+
+    change: str
+    """Difference from the balanced plan, in a sentence."""
+    nearest: tuple[ReachableBatch, ...] = ()
+    """Nearby effective batches with larger micro-batches, when those of this plan are small or miss the target."""
 
 
 def format_sizes(sizes: Sequence[int]) -> str:

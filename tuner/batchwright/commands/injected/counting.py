@@ -108,6 +108,8 @@ class UpdateCounter:
         self.updates.append(update)
         if len(passes) < self._least_passes:
             self._whole.setdefault(optimizer, 0)
+        # The smaller last batch of an epoch is no whole update. It is forgotten too, so that a program that draws less
+        # from now on is counted from its second smaller update.
         elif not update.draws_less_than(self._last.pop(optimizer, None)):
             self._whole[optimizer] = self._whole.get(optimizer, 0) + 1
             self._last[optimizer] = update

@@ -38,6 +38,7 @@ class OomWatch:
 
     def saw(self, error: BaseException | None, where: str) -> None:
         """Report an exception if it may be an OOM."""
+        # One exception passes several hooks on its way up. Only its identity is kept: its frames hold tensors.
         if error is None or id(error) == self._last or not self._is_candidate(error):
             return
         self._last = id(error)

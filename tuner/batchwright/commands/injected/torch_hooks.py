@@ -141,6 +141,8 @@ class TorchHooks:
 
         @wraps(call)
         def watched(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            # A module without parameters, such as a loss or a metric, is no model. Inside of a model, a backward pass
+            # (which recomputes) or the loading of a batch, a call belongs to that.
             if is_compiling() or self._within or next(self_.parameters(), None) is None:
                 return call(self_, *args, **kwargs)
             is_trained = self._torch.is_grad_enabled()
@@ -287,6 +289,8 @@ class TorchHooks:
             self.data_sets.add(id(loader.dataset))
             for other in [it for it in self._given if _is_succeeded(it, loader)]:
                 del self._given[other]
+            # A number is given again as soon as its iterator has a successor, so that `loader 1` stays the same loader
+            # over all epochs.
             numbers = {it.__dict__["_batchwright_number"] for it in self._given}
             number = min(set(range(1, len(numbers) + 2)) - numbers)
             self_.__dict__.update(

@@ -16,10 +16,14 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 RESTARTS = 3
 """Number of restarts of a failed job, each from its checkpoint."""
 _SHARED_MEMORY = "shared-memory"
-"""Name of the volume for `/dev/shm`: containers have 64 MiB of it, which DataLoader workers soon fill."""
 
 Fields = dict[str, Any]
 """A part of a manifest."""
+
+MEMORY_VOLUMES: list[JsonValue] = [{"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]
+"""A pod's `volumes`: `/dev/shm`, of which containers have 64 MiB, which DataLoader workers soon fill."""
+MEMORY_MOUNTS: list[JsonValue] = [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108 - the container's own
+"""A container's `volumeMounts` of the shared memory."""
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PROCESS_BYTES = 1024**3
@@ -52,7 +56,7 @@ def container(context: ExportContext, launch: Launch, name: str, **more: JsonVal
         **more,
         "env": variables(launch),
         "resources": resources(context, launch),
-        "volumeMounts": shared_memory_mounts(),
+        "volumeMounts": MEMORY_MOUNTS,
     }
 
 
@@ -96,17 +100,7 @@ def gpu_resource(launch: Launch) -> str:
 
 def pod(launch: Launch, *containers: JsonValue, **more: JsonValue) -> Fields:
     """A pod's `spec`: containers, their shared memory, and the device that was measured."""
-    return {**more, **placement(launch), "containers": list(containers), "volumes": shared_memory()}
-
-
-def shared_memory() -> list[JsonValue]:
-    """A pod's `volumes`: memory that its processes share."""
-    return [{"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]
-
-
-def shared_memory_mounts() -> list[JsonValue]:
-    """A container's `volumeMounts` of the shared memory."""
-    return [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108 - the container's own, not a file of ours
+    return {**more, **placement(launch), "containers": list(containers), "volumes": MEMORY_VOLUMES}
 
 
 def placement(launch: Launch) -> Fields:

@@ -61,9 +61,10 @@ def share(launch: Launch) -> Fields:
     return {"CPU": per_node} | ({"GPU": per_node} if launch.on_gpu else {})
 
 
-def reserved_by_entrypoint(launch: Launch) -> Fields:
-    """Resources of the entrypoint; none on several nodes, where the entrypoint reserves them for its tasks."""
-    return share(launch) if launch.nodes == 1 else {}
+def entrypoint_resources(launch: Launch, *, cpus: str, gpus: str) -> Fields:
+    """Resources of the entrypoint, by these names; none on several nodes, where it reserves them for its tasks."""
+    names = {"CPU": cpus, "GPU": gpus}
+    return {names[kind]: number for kind, number in share(launch).items()} if launch.nodes == 1 else {}
 
 
 def runtime_environment(launch: Launch) -> Fields:

@@ -7,8 +7,8 @@ from pydantic import JsonValue
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.launchers.ray_common import (
     entrypoint,
+    entrypoint_resources,
     ray_warnings,
-    reserved_by_entrypoint,
     runtime_environment,
 )
 from batchwright.exports.launchers.topology import (
@@ -34,14 +34,12 @@ def _write(context: ExportContext) -> TargetOutput:
 
 
 def _request(context: ExportContext, launch: Launch) -> dict[str, JsonValue]:
-    reserved = reserved_by_entrypoint(launch)
     return {
         "entrypoint": entrypoint(launch),
         "submission_id": launch.name,
         "runtime_env": runtime_environment(launch),
         "metadata": {"batchwright_recommendation": context.recommendation.id},
-        **({"entrypoint_num_cpus": reserved["CPU"]} if "CPU" in reserved else {}),
-        **({"entrypoint_num_gpus": reserved["GPU"]} if "GPU" in reserved else {}),
+        **entrypoint_resources(launch, cpus="entrypoint_num_cpus", gpus="entrypoint_num_gpus"),
     }
 
 

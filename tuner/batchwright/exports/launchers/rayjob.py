@@ -6,8 +6,8 @@ from batchwright.exports.base import ExportContext, Target, TargetOutput
 from batchwright.exports.launchers.pod_spec import RESTARTS, Fields, container, image, manifest, pod, pod_warnings
 from batchwright.exports.launchers.ray_common import (
     entrypoint,
+    entrypoint_resources,
     ray_warnings,
-    reserved_by_entrypoint,
     runtime_environment,
 )
 from batchwright.exports.launchers.topology import Launch, launch_of, restart_resumes, slices
@@ -32,12 +32,10 @@ def _write(context: ExportContext) -> TargetOutput:
 
 def _spec(context: ExportContext, launch: Launch) -> Fields:
     """The job's `spec`. `HTTPMode` passes the entrypoint unchanged; the default mode pastes it into a command."""
-    reserved = reserved_by_entrypoint(launch)
     return {
         "submissionMode": "HTTPMode",
         "entrypoint": entrypoint(launch),
-        **({"entrypointNumCpus": reserved["CPU"]} if "CPU" in reserved else {}),
-        **({"entrypointNumGpus": reserved["GPU"]} if "GPU" in reserved else {}),
+        **entrypoint_resources(launch, cpus="entrypointNumCpus", gpus="entrypointNumGpus"),
         "runtimeEnvYAML": yaml_text(runtime_environment(launch)),
         "metadata": {"batchwright_recommendation": context.recommendation.id},
         "backoffLimit": RESTARTS,

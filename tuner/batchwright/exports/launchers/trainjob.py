@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput
 from batchwright.exports.launchers.pod_spec import (
+    MEMORY_MOUNTS,
+    MEMORY_VOLUMES,
     Fields,
     image,
     literal,
@@ -11,8 +13,6 @@ from batchwright.exports.launchers.pod_spec import (
     placement,
     pod_warnings,
     resources,
-    shared_memory,
-    shared_memory_mounts,
     variables,
 )
 from batchwright.exports.launchers.topology import Launch, launch_of, slices
@@ -62,8 +62,8 @@ def _trainer(context: ExportContext, launch: Launch) -> Fields:
 
 def _patch(launch: Launch) -> Fields:
     """Shared memory and the device, which the runtime's pods do not have."""
-    mount = {"name": _NODE, "volumeMounts": shared_memory_mounts()}
-    pod = {**placement(launch), "containers": [mount], "volumes": shared_memory()}
+    mount = {"name": _NODE, "volumeMounts": MEMORY_MOUNTS}
+    pod = {**placement(launch), "containers": [mount], "volumes": MEMORY_VOLUMES}
     job = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
     return {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 

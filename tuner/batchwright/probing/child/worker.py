@@ -142,6 +142,7 @@ def _measure(request: ProbeRequest, device: MemoryDevice, ranks: Ranks, paths: P
         _update(engine, micro_batches)
         updates.append(engine.timed)
     progress.timing = timing(updates)
+    # The other samples of the window had to be in memory during the measured update, as they are in a run.
     del waiting_batches
     _enter(paths, progress, Phase.DONE)
 
