@@ -40,6 +40,7 @@ BATCH = ("tune", "--effective-batch-size", "8", "--device", "cpu")
             "run it by a shell: `-- sh -c 'python t.py",
         ),
         ((*BATCH, "--", "python 't.py {micro_batch_size}"), "is one quoted word, and No closing quotation"),
+        ((*BATCH, "--quick", *SIZES), "`--quick` is not possible for a command"),
         ((*BATCH, "--what-if", *SIZES), "`--what-if` is not possible for a command"),
         ((*BATCH[:3], "--device", "cpu", "--world-size", "3", *SIZES), "8 does not divide among 3 ranks"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -105,6 +106,28 @@ def test_data_in_files_is_read_before_anything_runs() -> None:
     assert notes.read == [(1, 2)]
     found = tuning.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
     assert found.evidence.data == DataReading(read=1, total=2, seconds=0.0)
+
+
+def test_the_steps_have_their_time_in_the_result() -> None:
+    """The wait for the estimate is that of this one step; steps that did not run took none."""
+
+    def slow(_: ExpectationRequest) -> ExpectedPeaks:
+        time.sleep(0.05)
+        return CURVE
+
+    tuning = new_tuning()
+    drive(tuning, OracleRunner(run, slow))
+    times = tuning.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=9.0).timings
+    assert times.estimate_seconds >= 0.05
+    assert times.data_seconds == 0.0
+
+
+def test_a_quick_tuning_has_the_plan_of_its_estimate_run() -> None:
+    """One probe, of the plan as it is trained: the curve is far below the limit, so that the whole share fits."""
+    runner, tuning = OracleRunner(run, lambda _: CURVE), new_tuning(effective_batch_size=30, quick=True)
+    drive(tuning, runner)
+    (probe,) = tuning.probes
+    assert (probe.outcome, probe.micro_batch_sizes) == (Outcome.FIT, (30,))
 
 
 def test_a_restart_repeats_the_check_of_the_loss_alone() -> None:

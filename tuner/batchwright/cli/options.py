@@ -46,14 +46,6 @@ WhatIf = Annotated[
         "optimizer without temporaries.",
     ),
 ]
-Quick = Annotated[
-    bool,
-    typer.Option(
-        "--quick",
-        help="Run one plan that an estimate is sure of, and recommend it: larger sizes are not tried. "
-        "--warm-start-from completes it later.",
-    ),
-]
 WarmStartFrom = Annotated[
     Path | None,
     typer.Option(
@@ -168,6 +160,14 @@ class TuningOptions:
             "`8` or `8x16`: one more probe measures it, and the result says what is gained.",
         ),
     ] = None
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Run one plan that an estimate is sure of, and recommend it: larger sizes are not tried. `tune "
+            "--warm-start-from` completes it later.",
+        ),
+    ] = False
     probe_timeout: Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")] = 300.0
     allow_batch_coupling: AllowBatchCoupling = False
     uniform_only: Annotated[

@@ -21,6 +21,7 @@ const OPTIONS = [
   ["max_micro_batch_size", "--max-micro-batch-size", null],
   ["uniform", "--uniform", false],
   ["what_if", "--what-if", false],
+  ["quick", "--quick", false],
   ["allow_batch_coupling", "--allow-batch-coupling", false],
   ["probe_timeout_seconds", "--probe-timeout", DEFAULT_TIMEOUT_SECONDS],
   ["baseline", "--baseline", null],

@@ -34,7 +34,6 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     tuning: options.TuningOptions,
     uniform: options.Uniform = False,
     what_if: options.WhatIf = False,
-    quick: options.Quick = False,
     warm_start_from: options.WarmStartFrom = None,
     command: trailing.CommandOptions,
     output: Annotated[
@@ -55,9 +54,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
         check_file(output)
     names = named(tuning)
     model = trailing.command_model(context, spec, command)
-    request = tuning_request(
-        spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if, quick=quick
-    )
+    request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=tuning.memory_limit):
         found, code = tuned(request, stored)
