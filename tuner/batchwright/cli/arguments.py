@@ -93,19 +93,15 @@ def estimate_request(
     *, spec: Path, world_size: int | None, gpus: Sequence[str], all_gpus: bool, **fields: object
 ) -> EstimateRequest:
     """The request of the ``estimate`` command."""
-    names = _names_of_gpus(gpus, all_gpus=all_gpus)
-    workload = _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
-    return _checked(EstimateRequest, {"spec": workload, "gpus": names, **fields})
-
-
-def _names_of_gpus(gpus: Sequence[str], *, all_gpus: bool) -> tuple[str, ...]:
     if all_gpus == bool(gpus):
         message = "give either --gpu, once or several times, or --all-gpus; `batchwright gpus` lists the names"
         raise wrong_argument("--gpu", message, ", ".join(gpus))
     try:
-        return tuple(gpu.name for gpu in GPUS) if all_gpus else tuple(find_gpu(name).name for name in gpus)
+        names = [gpu.name for gpu in GPUS] if all_gpus else [find_gpu(name).name for name in gpus]
     except (EstimateError, ValueError) as error:  # ValueError for a memory size that is not a number
         raise wrong_argument("--gpu", str(error), "") from None
+    workload = _with_world_size(with_pretrained_config(load_spec(spec)), world_size)
+    return _checked(EstimateRequest, {"spec": workload, "gpus": names, **fields})
 
 
 def _with_world_size(spec: SpecT, world_size: int | None) -> SpecT:

@@ -17,7 +17,7 @@ from .longest_first import LongestFirst
 from .memory import StartMemory, memory_of, start_children_without_limit
 from .oom_watch import OomWatch
 from .reporting import read_settings, report, stacks_path
-from .torch_hooks import ModelCall, TorchHooks, rank_and_world_size
+from .torch_hooks import ModelCall, Observer, TorchHooks, rank_and_world_size
 from .torch_internals import trains_batch_norms
 from .watching import WatchedProcess
 
@@ -35,11 +35,7 @@ start: they load data or compile, and some train."""
 
 
 class ImportedTorch:
-    """Torch at the end of its import: hooked, so that later imports find it as the program will.
-
-    Args:
-        torch: the module.
-    """
+    """The module torch at the end of its import: hooked, so that later imports find it as the program will."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -67,15 +63,10 @@ class ImportedTorch:
             self._hooks.choose = armed.longest_first.choose
 
 
-class ArmedProcess:
-    """This process, from the import of torch to its end. An observer of ``torch_hooks``.
+class ArmedProcess(Observer):
+    """This process, from the import of torch to its end.
 
-    Args:
-        torch: the module.
-        folder: the folder of the probe.
-        settings: the settings of the probe.
-        start: the memory from which the limit counts.
-        data_sets: the identities of the data sets that the process has read.
+    The limit counts from the memory at the ``start``; ``data_sets`` are the identities of those that were read.
     """
 
     def __init__(

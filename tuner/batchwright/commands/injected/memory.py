@@ -90,12 +90,7 @@ class StartMemory:
 
 
 class CpuMemory:
-    """The private memory of this process, with a budget.
-
-    Args:
-        limit_bytes: the budget; none for no limit.
-        start: the memory from which the budget counts.
-    """
+    """The private memory of this process, with a budget that counts from the ``start``; None for no limit."""
 
     is_of_card = False
     held_step_bytes = _HEAP_STEP
@@ -129,8 +124,7 @@ class CpuMemory:
     def begin_trial(self, threads: int) -> bool:
         """Return whether a further micro-batch may take more than the limit once that is lifted, and note the peak.
 
-        Args:
-            threads: threads of the math libraries, each of which may have done without a workspace.
+        Each of the ``threads`` of the math libraries may have done without a workspace.
         """
         if self._limit_bytes is None or resource.getrlimit(resource.RLIMIT_DATA)[0] != self._own_limit:
             return False  # there is none, or the program has changed it
@@ -168,12 +162,7 @@ class CpuMemory:
 
 
 class CudaMemory:
-    """The memory of this process's cards, limited through the caching allocator.
-
-    Args:
-        torch: the module.
-        settings: the settings of the probe.
-    """
+    """The memory of this process's cards, limited through the caching allocator."""
 
     is_of_card = True
     held_step_bytes = 0

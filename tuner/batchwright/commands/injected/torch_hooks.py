@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
-from typing import Any, Callable, Iterator, Mapping, Protocol
+from typing import Any, Callable, Iterator, Mapping
 from weakref import WeakKeyDictionary, ref
 
 from .torch_internals import data_loader_iterator
@@ -41,8 +41,8 @@ class ModelCall:
         return next(iter(self.shapes.values()))
 
 
-class Observer(Protocol):
-    """Takes what the hooks see."""
+class Observer:
+    """Takes what the hooks see. A method that a class does not have does nothing."""
 
     def called(self) -> None:
         """Take that a model is called outside of any other, to be trained."""
@@ -53,10 +53,8 @@ class Observer(Protocol):
     def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None], reached: dict[str, int]) -> None:
         """Take a backward pass that has ended.
 
-        Args:
-            call: the first new call with data that it reached.
-            drawn: the indices that each data loader drew for it.
-            reached: the number of new calls that it reached, by the model.
+        ``call`` is the first new call with data that it reached; ``drawn`` has the indices that each data loader drew
+        for it, and ``reached`` the number of new calls that it reached, by the model.
         """
 
     def iterated(self) -> None:
@@ -76,10 +74,7 @@ class Observer(Protocol):
 
 
 class TorchHooks:
-    """The hooks of one process.
-
-    Args:
-        torch: the module.
+    """The hooks of one process on torch.
 
     Attributes:
         observers: take what the hooks see.

@@ -15,21 +15,16 @@ from .counting import Update, UpdateCounter
 from .memory import StartMemory, memory_of
 from .oom_watch import OomWatch
 from .reporting import report, write_progress
-from .torch_hooks import ModelCall, rank_and_world_size
+from .torch_hooks import ModelCall, Observer, rank_and_world_size
 
 _WRITE_SECONDS = 0.1
 """Shortest time between two writings of the progress, each of which takes about a tenth of a millisecond."""
 
 
-class WatchedProcess:
-    """This process of a job, from the import of torch to its end. An observer of ``torch_hooks``.
+class WatchedProcess(Observer):
+    """This process of a job, from the import of torch to its end.
 
-    Args:
-        torch: the module.
-        folder: the folder of the job's events.
-        settings: the settings of the job.
-        start: the memory from which peaks count.
-        data_sets: the identities of the data sets that the process has read.
+    Peaks count from the memory at the ``start``.
     """
 
     def __init__(
@@ -61,22 +56,10 @@ class WatchedProcess:
 
     # --- what the hooks see ---
 
-    def called(self) -> None:
-        """Do nothing: backward passes are counted."""
-
-    def evaluated(self, *, in_training_mode: bool) -> None:
-        """Do nothing: of a job nobody asks."""
-
-    def iterated(self) -> None:
-        """Do nothing: a job makes all of its epochs."""
-
     def went_backward(self, call: ModelCall | None, drawn: dict[str, int | None], reached: dict[str, int]) -> None:
         """Count a backward pass."""
         del reached  # of a job nobody asks
         self._counter.backward(call.shape if call else None, drawn)
-
-    def constructed(self, optimizer: Any) -> None:
-        """Do nothing: a job ends by itself."""
 
     def discarded(self, optimizer: Any) -> None:
         """Count gradients that are set to zero."""

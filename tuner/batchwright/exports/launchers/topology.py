@@ -87,7 +87,7 @@ def launch_of(context: ExportContext, *, kubernetes: bool = False, has_folder: b
     if device.traits.is_gpu:
         with suppress(EstimateError):  # a card that is not in the catalogue
             gpu = find_gpu(device.name)
-    name = _label(options.job_name) if kubernetes else _name(options.job_name)
+    name = _job_name(options.job_name, kubernetes=kubernetes)
     in_folder = has_folder and not kubernetes
     command = carried_command(context, None if in_folder else f"{_SCRATCH}-{name}")
     named = options.arguments_of is not None
@@ -169,21 +169,13 @@ def command_lines(words: tuple[str, ...], program: tuple[str, ...] = (), *more: 
 
 
 def without_queue(context: ExportContext, title: str) -> None:
-    """Refuse a queue where the target has none.
-
-    Raises:
-        ExportError: when the options name a queue.
-    """
+    """Refuse a queue where the target has none."""
     if context.options.queue is not None:
         raise ExportError("wrong-option", f"{title} has no queues: leave `queue` out (it is {context.options.queue!r})")
 
 
 def queue_label(context: ExportContext) -> str | None:
-    """The name of Kueue's local queue, if one was given.
-
-    Raises:
-        ExportError: when the name is not valid in Kubernetes.
-    """
+    """The name of Kueue's local queue, if one was given that is valid in Kubernetes."""
     queue = context.options.queue
     if queue is not None and (len(queue) > _LONGEST_NAME or not _QUEUE.fullmatch(queue)):
         raise ExportError(
@@ -231,27 +223,16 @@ def slices(launch: Launch) -> Warnings:
     return found
 
 
-def _name(name: str) -> str:
-    if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
-        raise ExportError(
-            "wrong-option",
-            f"job_name {name!r} cannot be used: it takes letters and digits, with single `.`, `_` or `-` between them, "
-            f"at most {_LONGEST_NAME} characters{_proposal(name)}",
-        )
+def _job_name(name: str, *, kubernetes: bool) -> str:
+    """Check the name of the job, and propose one that is valid everywhere."""
+    valid, longest = (_LABEL, _LONGEST_LABEL) if kubernetes else (_NAME, _LONGEST_NAME)
+    rule = (
+        "cannot name a job in Kubernetes: it takes lower-case letters, digits and `-`, a letter first and no `-` last"
+        if kubernetes
+        else "cannot be used: it takes letters and digits, with single `.`, `_` or `-` between them"
+    )
+    if len(name) > longest or not valid.fullmatch(name):
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:_LONGEST_LABEL].strip("-")
+        proposal = f"; {near!r} is valid" if near else ""
+        raise ExportError("wrong-option", f"job_name {name!r} {rule}, at most {longest} characters{proposal}")
     return name
-
-
-def _label(name: str) -> str:
-    if len(name) > _LONGEST_LABEL or not _LABEL.fullmatch(name):
-        raise ExportError(
-            "wrong-option",
-            f"job_name {name!r} cannot name a job in Kubernetes: it takes lower-case letters, digits and `-`, a letter "
-            f"first and no `-` last, at most {_LONGEST_LABEL} characters{_proposal(name)}",
-        )
-    return name
-
-
-def _proposal(name: str) -> str:
-    """Suggest a similar name that is valid everywhere."""
-    near = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:_LONGEST_LABEL].strip("-")
-    return f"; {near!r} is valid" if near else ""
