@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.store.database.engine import open_engine, write_transaction
@@ -28,7 +28,7 @@ UNSERVED_DEVICE = "cuda:7"
 def an_answer() -> Recommendation:
     """A recommendation of a usual size, made by a search whose probes are answered from a formula."""
     request = tuning_request(effective_batch_size=65_536, memory_limit_bytes=2**33)
-    tuning = Tuning(request, CPU, environment={}, versions={"torch": "2.8"})
+    tuning = TuningSession(request, CPU, environment={}, versions={"torch": "2.8"})
     runner = ScriptedRunner(_LARGEST)
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))

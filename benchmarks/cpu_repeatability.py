@@ -15,7 +15,7 @@ from reporting import measured_here, new_parser, print_head, print_row, write_re
 
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
@@ -51,7 +51,7 @@ def requests() -> dict[str, TuningRequest]:
 def tune_once(runner: ProbeSupervisor, request: TuningRequest) -> Recommendation:
     """One tuning, from scratch."""
     began = time.monotonic()
-    tuning = Tuning(request, cpu(), environment=runner.environment(), versions=installed_versions())
+    tuning = TuningSession(request, cpu(), environment=runner.environment(), versions=installed_versions())
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))
     return tuning.recommendation(

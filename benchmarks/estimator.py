@@ -30,7 +30,7 @@ from reporting import HERE, let_probes_import, measured_here, new_parser, print_
 from batchwright.errors import EstimateError, WorkloadError
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import EstimateRequest
 from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
@@ -53,8 +53,10 @@ class Bench:
         self.device = device
         self._runner = runner
 
-    def _tuning(self, case: Case) -> Tuning:
-        return Tuning(case.request, self.device, environment=self._runner.environment(), versions=installed_versions())
+    def _tuning(self, case: Case) -> TuningSession:
+        return TuningSession(
+            case.request, self.device, environment=self._runner.environment(), versions=installed_versions()
+        )
 
     def measured(self, case: Case, size: int) -> Figures | None:
         """What a fresh process without a limit took; none where the device is too small.

@@ -50,7 +50,7 @@ import batchwright
 from batchwright.errors import WorkloadError
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.fingerprint import canonical_json, installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
 
@@ -72,9 +72,9 @@ class Bench:
         with ProbeSupervisor(device) as runner:
             self._environment = runner.environment()
 
-    def tuning(self, case: Case) -> Tuning:
+    def tuning(self, case: Case) -> TuningSession:
         """A tuning, for what it knows about the request."""
-        return Tuning(case.request, self.device, environment=self._environment, versions=installed_versions())
+        return TuningSession(case.request, self.device, environment=self._environment, versions=installed_versions())
 
     @contextmanager
     def probes(self, case: Case) -> Iterator[Callable[[int], bool]]:
@@ -180,7 +180,7 @@ def halved(fits: Callable[[int], bool], bound: int) -> int:
     return low
 
 
-def truth_fingerprint(tuning: Tuning, scan: Scan) -> str:
+def truth_fingerprint(tuning: TuningSession, scan: Scan) -> str:
     """SHA-256 of what a scan depends on: the tuning's own fingerprint, the code that a probe runs, the scan."""
     root = Path(batchwright.__file__).parent
     sources = [path for name in MEASURING_CODE for path in _python_files(root / name)]

@@ -50,7 +50,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     from batchwright.driving.loop import drive  # noqa: PLC0415 - as above
     from batchwright.hardware.inventory import find_device  # noqa: PLC0415 - as above
     from batchwright.planning.fingerprint import installed_versions  # noqa: PLC0415 - as above
-    from batchwright.planning.session import Tuning  # noqa: PLC0415 - as above
+    from batchwright.planning.session import TuningSession  # noqa: PLC0415 - as above
     from batchwright.probing.supervisor import ProbeSupervisor  # noqa: PLC0415 - as above
     from batchwright.schemas.requests import TuningRequest  # noqa: PLC0415 - as above
 
@@ -60,7 +60,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
         runner.check(request)
         diary.ready()
         began = time.monotonic()
-        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        tuning = TuningSession(request, device, environment=runner.environment(), versions=installed_versions())
         drive(tuning, runner)
         found = tuning.recommendation(
             identifier="rec_served", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began

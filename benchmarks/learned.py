@@ -34,7 +34,7 @@ from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.residual import residual_of
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.base import Document
 from batchwright.schemas.recommendation import Recommendation
@@ -62,7 +62,7 @@ _Answer = TypeVar("_Answer")
 class Learned(TuningHooks):
     """Corrects the estimate of a tuning by residuals, as the service's worker does."""
 
-    def __init__(self, tuning: Tuning, residuals: Sequence[EstimateResidual]) -> None:
+    def __init__(self, tuning: TuningSession, residuals: Sequence[EstimateResidual]) -> None:
         self._tuning = tuning
         self._residuals = residuals
 
@@ -82,7 +82,7 @@ class Host:
         self, request: TuningRequest, expect: Expect, probe: Probe, residuals: Sequence[EstimateResidual]
     ) -> Recommendation:
         """One tuning, as the service's worker drives it."""
-        tuning = Tuning(request, self._device, environment=self._environment, versions=installed_versions())
+        tuning = TuningSession(request, self._device, environment=self._environment, versions=installed_versions())
         expect_measured_context(tuning, residuals)
         drive(tuning, OracleRunner(probe, expect), Learned(tuning, residuals))
         return tuning.recommendation(identifier="rec", created_at=datetime.now(UTC), total_seconds=0.0)

@@ -20,7 +20,7 @@ from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.reads.coalesced import Reads
 from batchwright_service.application.api_keys import KeyCases
 from batchwright_service.application.context import ApplicationContext
-from batchwright_service.application.estimates import EstimateLimits, Estimates
+from batchwright_service.application.estimates import EstimateCases, EstimateLimits
 from batchwright_service.application.exports import ExportCases
 from batchwright_service.application.hit_counter import HitCounter
 from batchwright_service.application.jobs import JobCases
@@ -136,7 +136,7 @@ def build(
     application = _application(settings, store, coordinator.notify, hit_counter)
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
-    estimates = Estimates(estimator.estimate, application.policy, installed, limits, instruments.metrics)
+    estimates = EstimateCases(estimator.estimate, application.policy, installed, limits, instruments.metrics)
     context = _context(settings, application, estimates, instruments, receivers)
     _collect_metrics(instruments, store, settings, context.readiness)
     return System(
@@ -207,7 +207,7 @@ def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, in
 def _context(
     settings: Settings,
     application: ApplicationContext,
-    estimates: Estimates,
+    estimates: EstimateCases,
     instruments: Instruments,
     receivers: AllowedReceivers,
 ) -> ApiContext:

@@ -15,7 +15,7 @@ from batchwright.driving.loop import Step, TuningHooks, drive
 from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
 from batchwright.errors import DeviceError, EstimateError, HostFailureError, ProbeCancelledError, SpecError
 from batchwright.planning.accumulation import probe_window
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.dataset.data_spec import TextData
 from batchwright.schemas.recommendation import DataReading
@@ -28,9 +28,9 @@ from tests.support.oracles import OracleRunner
 CURVE = ExpectedPeaks(points=tuple(ExpectedPeak(micro_batch_size=size, used_bytes=size) for size in (1, 99)))
 
 
-def new_tuning(**changes: Any) -> Tuning:
+def new_tuning(**changes: Any) -> TuningSession:
     """A tuning of 100 samples on the CPU."""
-    return Tuning(tuning_request(gpt_spec(), **changes), CPU, environment={}, versions={})
+    return TuningSession(tuning_request(gpt_spec(), **changes), CPU, environment={}, versions={})
 
 
 def run(probe: ProbeRequest) -> ProbeResult:
@@ -97,7 +97,7 @@ def test_the_steps_have_one_order() -> None:
 def test_data_in_files_is_read_before_anything_runs() -> None:
     """Again after a restart, since it may have changed; the recommendation says how much was read."""
     spec = gpt_spec().model_copy(update={"data": TextData(kind="text", paths=("a.txt",))})
-    tuning = Tuning(tuning_request(spec), CPU, environment={}, versions={})
+    tuning = TuningSession(tuning_request(spec), CPU, environment={}, versions={})
     tuning.record(probe_result(1, Outcome.FIT, None))
     runner, notes = OracleRunner(run, lambda _: CURVE), Notes()
     drive(tuning, runner, notes)

@@ -18,7 +18,7 @@ from batchwright.hardware.memory_devices.cuda import CudaDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.hardware.memory_in_use import memory_in_use
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TrainingRequest, TuningRequest
@@ -55,7 +55,9 @@ def tune(supervisor: ProbeSupervisor, spec: WorkloadSpec, limit: int) -> Recomme
     request = TuningRequest(
         spec=spec, effective_batch_size=100_000, device="cuda:0", memory_limit_bytes=limit, memory_margin=0.0
     )
-    tuning = Tuning(request, supervisor.device, environment=supervisor.environment(), versions=installed_versions())
+    tuning = TuningSession(
+        request, supervisor.device, environment=supervisor.environment(), versions=installed_versions()
+    )
     while (asked := tuning.next_probe()) is not None:
         tuning.record(supervisor.run(asked))
     return tuning.recommendation(identifier="rec_gpu", created_at=datetime.now(UTC), total_seconds=0.0)

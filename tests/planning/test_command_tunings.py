@@ -11,7 +11,7 @@ from rich.console import Console
 from batchwright.cli.display import recommendation_panel
 from batchwright.errors import PlanError, TuningFailedError
 from batchwright.planning.accumulation import divisors_up_to, probe_window, repeated_plan
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
@@ -33,12 +33,14 @@ MEBIBYTE = 1024**2
 ARGV = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")
 
 
-def tuning(effective_batch_size: int = 200, *, argv: tuple[str, ...] = ARGV, ranks: int = 1, **fields: Any) -> Tuning:
+def tuning(
+    effective_batch_size: int = 200, *, argv: tuple[str, ...] = ARGV, ranks: int = 1, **fields: Any
+) -> TuningSession:
     """The tuning of a command that has not begun."""
     model = {"kind": "command", "argv": argv, **fields.pop("model", {})}
     spec = CommandSpec.model_validate({"model": model, "parallelism": {"world_size": ranks}})
     request = TuningRequest(spec=spec, effective_batch_size=effective_batch_size, device="cpu", **fields)
-    return Tuning(request, CPU, environment={}, versions={"torch": "2.13.0", "file train.py": "abc"})
+    return TuningSession(request, CPU, environment={}, versions={"torch": "2.13.0", "file train.py": "abc"})
 
 
 def counted(probe: ProbeRequest, **changes: Any) -> CountedUpdates:
@@ -77,7 +79,7 @@ def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
     )
 
 
-def finish(course: Tuning, largest: int, **changes: Any) -> Recommendation:
+def finish(course: TuningSession, largest: int, **changes: Any) -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := course.next_probe()) is not None:
         course.record(answer(probe, largest, **changes))
@@ -248,7 +250,7 @@ def counted_as(probe: ProbeRequest, passes: int, **samples: int) -> CountedUpdat
     return counted(probe, ranks=ranks, as_planned=None, statement=f"{passes} passes; not verified")
 
 
-def drive(course: Tuning, largest: int, passes: Any, samples: Any) -> Recommendation:
+def drive(course: TuningSession, largest: int, passes: Any, samples: Any) -> Recommendation:
     """Finish a tuning whose passes and samples are functions of the size and the steps of a probe."""
     while (probe := course.next_probe()) is not None:
         size, steps = probe.micro_batch_size, counted(probe).accumulation_steps or 1

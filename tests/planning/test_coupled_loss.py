@@ -8,7 +8,7 @@ import pytest
 
 from batchwright.errors import TuningFailedError
 from batchwright.planning.proofs.coupled_loss import coupling_request
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.results import DeviceInfo, Outcome
 from tests.planning.test_session import GIB, answer, finish, tuning
@@ -19,7 +19,7 @@ COUPLED = CouplingCheck(verdict="coupled", message="BatchNorm is at fault.", gra
 UNKNOWN = CouplingCheck(verdict="not-compared", message="Out of memory.")
 
 
-def checked_tuning(check: CouplingCheck, **changes: Any) -> Tuning:
+def checked_tuning(check: CouplingCheck, **changes: Any) -> TuningSession:
     """Build a tuning of 100 samples with a recorded check."""
     course = tuning(tuning_request(**changes))
     course.record_coupling(check)

@@ -26,7 +26,7 @@ from batchwright.planning.objectives.fastest import Fastest
 from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
 from batchwright.planning.parameters import DEFAULT_PARAMETERS
 from batchwright.planning.plan_figures import alternatives
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Headroom, Proof, Recommendation
 from batchwright.schemas.requests import Objective, ProbeRequest
@@ -107,15 +107,15 @@ class Device:
         )
 
 
-def tuning(objective: Objective, share: int, **changes: Any) -> Tuning:
+def tuning(objective: Objective, share: int, **changes: Any) -> TuningSession:
     """A tuning of one rank that has not begun, on a device of ``LIMIT`` bytes."""
     request = tuning_request(
         effective_batch_size=share, objective=objective, memory_limit_bytes=LIMIT, memory_margin=0.0, **changes
     )
-    return Tuning(request, CPU, environment={}, versions={})
+    return TuningSession(request, CPU, environment={}, versions={})
 
 
-def finish(course: Tuning, device: Callable[[ProbeRequest], ProbeResult]) -> Recommendation:
+def finish(course: TuningSession, device: Callable[[ProbeRequest], ProbeResult]) -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := course.next_probe()) is not None:
         assert len(course.probes) < 100
@@ -639,7 +639,7 @@ def test_a_timing_probe_that_fails_is_still_known_as_one(supervisor: ProbeSuperv
 def test_a_real_tuning(supervisor: ProbeSupervisor, objective: Objective) -> None:
     """A plan that is exact, proven, and listed with what was measured."""
     request = tuning_request(SPEC, 30_000, objective=objective, memory_limit_bytes=48 * MIB)
-    course = Tuning(request, cpu(), environment=supervisor.environment(), versions=installed_versions())
+    course = TuningSession(request, cpu(), environment=supervisor.environment(), versions=installed_versions())
     found = finish(course, supervisor.run)
     assert found.feasible
     assert sum(map(sum, plan_of(found).micro_batch_sizes)) == 30_000

@@ -17,7 +17,7 @@ from batchwright.cli.display import probe_row, recommendation_panel
 from batchwright.errors import SearchError
 from batchwright.hardware.inventory import cpu
 from batchwright.planning.accumulation import balanced_split, is_as_demanding, plan_window, probe_window
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import Objective, ProbeRequest, TuningRequest
@@ -52,13 +52,13 @@ def device(largest: int, special: Mapping[tuple[int, ...], Iterable[Outcome]] | 
     return run
 
 
-def new_tuning(share: int, *, ranks: int = 1, **changes: Any) -> Tuning:
+def new_tuning(share: int, *, ranks: int = 1, **changes: Any) -> TuningSession:
     """A tuning with ``share`` samples in an update, over all ranks."""
     spec = mlp_spec(parallelism={"world_size": ranks})
-    return Tuning(tuning_request(spec, share, **changes), CPU, environment={}, versions={})
+    return TuningSession(tuning_request(spec, share, **changes), CPU, environment={}, versions={})
 
 
-def finish(course: Tuning, run: Run) -> Recommendation:
+def finish(course: TuningSession, run: Run) -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := course.next_probe()) is not None:
         assert len(course.probes) < 100
@@ -234,7 +234,7 @@ def test_the_fewest_steps_are_run_too() -> None:
 def test_a_warm_start_runs_the_plan_again() -> None:
     """One probe confirms the size, one the plan: neither was run under these versions."""
     stored = finish(new_tuning(100, memory_limit_bytes=2**30), device(46))
-    again = Tuning(stored.request, CPU, environment={}, versions={"torch": "3"})
+    again = TuningSession(stored.request, CPU, environment={}, versions={"torch": "3"})
     again.warm_start_from(stored)
     found = finish(again, device(46))
     assert [probe.micro_batch_sizes for probe in found.evidence.probes] == [(46, 46), (34, 33, 33)]
@@ -341,10 +341,10 @@ def test_a_tuning_goes_on_from_its_recorded_probes(
 ) -> None:
     """Rebuilt after any number of probes, as they are stored, the tuning ends with the same evidence."""
     run = device(60 if request_.effective_batch_size == 199 else 46, special)
-    recorded = finish(Tuning(request_, CPU, environment={}, versions={}), run).evidence
+    recorded = finish(TuningSession(request_, CPU, environment={}, versions={}), run).evidence
     assert any(probe.runs_plan for probe in recorded.probes)
     for count in range(len(recorded.probes) + 1):
-        rebuilt = Tuning(request_, CPU, environment={}, versions={})
+        rebuilt = TuningSession(request_, CPU, environment={}, versions={})
         for result in recorded.probes[:count]:
             rebuilt.record(ProbeResult.model_validate_json(result.model_dump_json()))
         assert finish(rebuilt, run).evidence == recorded
@@ -364,7 +364,7 @@ def test_a_plan_that_takes_more_than_its_largest_size_is_not_recommended(supervi
     """With a cache for each size of micro-batch 60 + 60 fits, and 50 + 49 runs out of memory, but not 33 + 33 + 33."""
     spec = python_spec("tests.support.misbehaving:build", way="keeps-by-size", argument="")
     request = tuning_request(spec, 99, memory_limit_bytes=128 * 2**20, memory_margin=0.0, granularity=10)
-    found = finish(Tuning(request, cpu(), environment=supervisor.environment(), versions={}), supervisor.run)
+    found = finish(TuningSession(request, cpu(), environment=supervisor.environment(), versions={}), supervisor.run)
     assert 50 <= found.evidence.proof.fits < 99
     assert all(len(set(probe.micro_batch_sizes)) == 1 for probe in searched(found))
     assert plan_runs(found) == [((50, 49), Outcome.OOM)]

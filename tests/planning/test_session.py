@@ -11,7 +11,7 @@ from batchwright.driving.loop import drive
 from batchwright.errors import DeviceError, EstimateTimedOutError, PlanError, SearchError, SpecError, TuningFailedError
 from batchwright.hardware.allocator_env import allocator_environment, job_environment
 from batchwright.planning.accumulation import probe_window
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import (
@@ -31,9 +31,9 @@ GIB = 1024**3
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "batchwright": "0.1.0"}
 
 
-def tuning(request: TuningRequest, device: DeviceInfo = CPU, **changes: Any) -> Tuning:
+def tuning(request: TuningRequest, device: DeviceInfo = CPU, **changes: Any) -> TuningSession:
     """A tuning that has not begun."""
-    return Tuning(request, device, **{"environment": {"A": "1"}, "versions": VERSIONS, **changes})
+    return TuningSession(request, device, **{"environment": {"A": "1"}, "versions": VERSIONS, **changes})
 
 
 def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
@@ -48,7 +48,7 @@ def answer(probe: ProbeRequest, largest: int, **changes: Any) -> ProbeResult:
     )
 
 
-def finish(course: Tuning, largest: int, **changes: Any) -> Recommendation:
+def finish(course: TuningSession, largest: int, **changes: Any) -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := course.next_probe()) is not None:
         course.record(answer(probe, largest, **changes))
@@ -471,7 +471,7 @@ def expected_line() -> ExpectedPeaks:
 LIMIT = {"memory_limit_bytes": 5000 * UNIT, "memory_margin": 0.0}
 
 
-def quick_tuning(batch: int, **fields: Any) -> Tuning:
+def quick_tuning(batch: int, **fields: Any) -> TuningSession:
     """A quick tuning that has its estimate."""
     course = tuning(tuning_request(effective_batch_size=batch, quick=True, **LIMIT, **fields))
     course.start_from_estimate(expected_line())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import SearchError, SpecError
 from batchwright.planning.accumulation import probe_window
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.planning.warm_start import measured_peaks, warm_start_from
 from batchwright.schemas.recommendation import Evidence, Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
@@ -68,15 +68,15 @@ def request_under(limit: int = LIMIT, **changes: Any) -> TuningRequest:
     return tuning_request(**{"effective_batch_size": 500, "memory_limit_bytes": limit, "memory_margin": 0.0, **changes})
 
 
-def new_tuning(request: TuningRequest, versions: dict[str, str], stored: Recommendation | None = None) -> Tuning:
+def new_tuning(request: TuningRequest, versions: dict[str, str], stored: Recommendation | None = None) -> TuningSession:
     """Build a tuning, warm-started if a recommendation is given."""
-    tuning = Tuning(request, CPU, environment={}, versions=versions)
+    tuning = TuningSession(request, CPU, environment={}, versions=versions)
     if stored is not None:
         tuning.warm_start_from(stored)
     return tuning
 
 
-def finish(tuning: Tuning, memory: Memory, identifier: str = "rec_now") -> Recommendation:
+def finish(tuning: TuningSession, memory: Memory, identifier: str = "rec_now") -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := tuning.next_probe()) is not None:
         tuning.record(memory.run(probe))
@@ -187,7 +187,7 @@ def test_the_peak_of_a_card_has_no_such_noise() -> None:
     card = CPU.model_copy(update={"kind": "cuda", "id": "cuda:0"})
     found: list[Recommendation] = []
     for identifier, base in (("rec_then", 100.0), ("rec_now", 80.0)):
-        tuning = Tuning(
+        tuning = TuningSession(
             request_under(granularity=8, device="cuda:0"), card, environment={}, versions={"torch": identifier}
         )
         for stored in found:
@@ -297,13 +297,15 @@ def test_another_device_is_another_request(changes: dict[str, str]) -> None:
     """A card of the same kind is accepted, another kind is not."""
     device = CPU.model_copy(update=changes)
     with pytest.raises(SpecError, match=f"device.{next(iter(changes))}"):
-        Tuning(request_under(), device, environment={}, versions=NOW).warm_start_from(stored_recommendation())
+        TuningSession(request_under(), device, environment={}, versions=NOW).warm_start_from(stored_recommendation())
 
 
 def test_another_allocator_setting_is_another_request() -> None:
     """The environment that probes run with changes what fits."""
     with pytest.raises(SpecError, match=r"environment\.A"):
-        Tuning(request_under(), CPU, environment={"A": "1"}, versions=NOW).warm_start_from(stored_recommendation())
+        TuningSession(request_under(), CPU, environment={"A": "1"}, versions=NOW).warm_start_from(
+            stored_recommendation()
+        )
 
 
 def test_an_edited_recommendation_is_refused() -> None:
@@ -447,7 +449,7 @@ def test_a_request_fingerprint_ignores_versions_and_limit(
     """Versions, the limit and the device's memory change the fingerprint but not the request fingerprint."""
     device = DeviceInfo(id="cpu", kind="cpu", name=name, total_bytes=total)
     request = request_under().model_copy(update={"memory_limit_bytes": limit, "effective_batch_size": batch})
-    one = Tuning(request, device, environment={}, versions={"torch": torch})
+    one = TuningSession(request, device, environment={}, versions={"torch": torch})
     other = new_tuning(request_under(), {"torch": "2.12"})
     assert (one.request_fingerprint == other.request_fingerprint) == ((batch, name) == (500, "test processor"))
     if one.fingerprint == other.fingerprint:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchwright.hardware.inventory import cpu
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.child.ranks import merged_result, run_ranks
 from batchwright.probing.protocol import ProbePaths
 from batchwright.probing.supervisor import ProbeSupervisor
@@ -59,7 +59,7 @@ def test_the_largest_size_of_real_ranks_is_that_of_a_scan(
     request = tuning_request(
         spec(strategy, ranks), 64 * ranks, memory_limit_bytes=LIMIT_BYTES, memory_margin=0.0, max_micro_batch_size=32
     )
-    tuning = Tuning(request, cpu(), environment=supervisor.environment(), versions={})
+    tuning = TuningSession(request, cpu(), environment=supervisor.environment(), versions={})
     assert tuning.conditions.rank_devices == ("cpu",) * ranks
     while (wanted := tuning.next_probe()) is not None:
         tuning.record(supervisor.run(wanted))
@@ -162,9 +162,11 @@ def test_ranks_run_where_there_is_memory_for_each() -> None:
     """Otherwise one stands for all; a fingerprint tells both apart."""
     request = tuning_request(spec("ddp", 2), memory_limit_bytes=CPU.total_bytes // 2)
     small = CPU.model_copy(update={"total_bytes": CPU.total_bytes - 2})
-    tunings = [Tuning(request, CPU, environment={}, versions={})]
+    tunings = [TuningSession(request, CPU, environment={}, versions={})]
     tunings.append(
-        Tuning(request.model_copy(update={"memory_limit_bytes": small.total_bytes}), small, environment={}, versions={})
+        TuningSession(
+            request.model_copy(update={"memory_limit_bytes": small.total_bytes}), small, environment={}, versions={}
+        )
     )
     assert [tuning.conditions.rank_devices for tuning in tunings] == [("cpu", "cpu"), ()]
     assert tunings[0].conditions.request_fingerprint != tunings[1].conditions.request_fingerprint

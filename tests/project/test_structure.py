@@ -62,6 +62,19 @@ HOMONYMS = {
     "worker": "the main module of a child process: of a probe, a trace, a run",
 }
 """Names that modules of several packages share, with the reason. Any other name is that of one module."""
+CLASS_HOMONYMS = {
+    "BatchPlanCallback": "a callback of the same purpose for two trainers, each imported from its own module",
+    "ConflictError": "one concept on both sides of HTTP",
+    "ForkServer": "of any process, of a command",
+    "Job": "the document, and the document with methods",
+    "NotAuthenticatedError": "one concept on both sides of HTTP",
+    "NotFoundError": "one concept on both sides of HTTP",
+    "QuotaExceededError": "one concept on both sides of HTTP",
+    "Recommendation": "the document, and the document with methods",
+    "Tuning": "the document, and the document with methods",
+    "TuningFailedError": "one concept on both sides of HTTP",
+}
+"""Names that two classes share, with the reason. Any other name is that of one class."""
 WITHOUT_COUNTERPART = {
     "tests/project",
     "tests/gpu",
@@ -121,6 +134,15 @@ def homonyms(found: Iterable[Path]) -> dict[str, set[str]]:
         for module in modules(package):
             places[module.stem].append(package.name)
     return {name: set(where) for name, where in places.items() if len(where) > 1}
+
+
+def class_homonyms(found: Iterable[Path]) -> dict[str, set[str]]:
+    """The names that classes of several modules share, with the modules, by their paths in the package's folder."""
+    places = defaultdict(set)
+    for module in (module for package in found for module in modules(package)):
+        for name in re.findall(r"^ *class (\w+)\b.*:$", module.read_text(), re.MULTILINE):
+            places[name].add(f"{module.parent.name}.{module.stem}")
+    return {name: where for name, where in places.items() if len(where) > 1}
 
 
 def without_counterpart(root: Path) -> set[str]:
@@ -207,6 +229,12 @@ def test_modules_that_share_a_name_have_a_reason() -> None:
     """Give a new module a name of its own, or list the name with its reason; unlist a name that is shared no more."""
     assert set(homonyms(OURS)) ^ set(HOMONYMS) == set()
     assert all(HOMONYMS.values())
+
+
+def test_classes_that_share_a_name_have_a_reason() -> None:
+    """Give a new class a name of its own, or list the name with its reason."""
+    assert class_homonyms(OURS).keys() <= CLASS_HOMONYMS.keys()
+    assert all(CLASS_HOMONYMS.values())
 
 
 def test_tests_mirror_the_packages() -> None:
@@ -297,6 +325,12 @@ def test_a_shared_name_is_found(house: Path) -> None:
     assert homonyms(packages(house, LIBRARY, SERVICE)) == {}
     (house / f"{SERVICE}/door.py").touch()
     assert homonyms(packages(house, LIBRARY, SERVICE)) == {"door": {"rooms", Path(SERVICE).name}}
+
+
+def test_a_class_with_the_name_of_another_is_found(house: Path) -> None:
+    """Wherever the two modules stand, with a base class or without one."""
+    (house / f"{LIBRARY}/rooms/attic/roof.py").write_text("class Gable:\n    class Hinge(Exception):\n        pass\n")
+    assert class_homonyms(packages(house, LIBRARY, SERVICE)) == {"Hinge": {"rooms.door", "attic.roof"}}
 
 
 def test_a_folder_of_tests_without_a_package_is_found(house: Path) -> None:

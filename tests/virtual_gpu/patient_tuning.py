@@ -14,7 +14,7 @@ from pathlib import Path
 from batchwright.driving.loop import drive
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
@@ -28,7 +28,7 @@ def tuned(spec: Path, effective_batch_size: int) -> Recommendation:
     device = find_device("cuda:0")
     request = TuningRequest(spec=load_spec(spec), effective_batch_size=effective_batch_size, device=device.id)
     with ProbeSupervisor(device, estimate_wait_seconds=_WAIT_SECONDS) as runner:
-        tuning = Tuning(request, device, environment=runner.environment(), versions=installed_versions())
+        tuning = TuningSession(request, device, environment=runner.environment(), versions=installed_versions())
         drive(tuning, runner)
     return tuning.recommendation(identifier=uuid.uuid4().hex, created_at=datetime.now(UTC), total_seconds=0.0)
 

@@ -12,7 +12,7 @@ from batchwright_service.api.authentication import Authenticators
 from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.reads.coalesced import Reads
 from batchwright_service.application.api_keys import KeyCases
-from batchwright_service.application.estimates import Estimates
+from batchwright_service.application.estimates import EstimateCases
 from batchwright_service.application.exports import ExportCases
 from batchwright_service.application.jobs import JobCases
 from batchwright_service.application.queue import DeviceCases, QueueCases
@@ -39,7 +39,7 @@ class ApiContext:
     webhooks: WebhookCases
     summary: SummaryCases
     occupancy: OccupancyCases
-    estimates: Estimates
+    estimates: EstimateCases
     commands: RegisteredCommands
     readiness: Readiness
     instruments: Instruments

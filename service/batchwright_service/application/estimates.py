@@ -47,7 +47,7 @@ class EstimateLimits:
     """Total size of the cached estimates as JSON; most take a few kilobytes per GPU."""
 
 
-class Estimates:
+class EstimateCases:
     """Compute and cache estimates. Safe to share between threads.
 
     An estimate depends on the request and on installed versions alone, so that it can be cached. The data, the

@@ -135,7 +135,7 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
-    server = _Server(config, system.context.feed.close, system.coordinator, connections, settings.log_format)
+    server = _ApiServer(config, system.context.feed.close, system.coordinator, connections, settings.log_format)
     # Uvicorn raises the caught signals again when it is done; the first one has been handled by then.
     with handling_signals(stop=server.end, force=system.coordinator.force_stop):
         try:
@@ -146,7 +146,7 @@ def _run(settings: Settings, system: System, app: FastAPI, listener: socket.sock
             server.run(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
+class _ApiServer(uvicorn.Server):
     """Uvicorn's server, which prints its address, and ends event streams and workers before connections."""
 
     def __init__(

@@ -34,7 +34,7 @@ _TOGETHER_AT_HOST = {Conduct.PROMPT: 4, Conduct.UNKNOWN: 1, Conduct.LATE: 1}
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _Target:
     webhook_id: str
     host: str
 
@@ -43,7 +43,7 @@ class Turns:
     """The attempts under way, and the conduct of hosts. The caller's lock protects it."""
 
     def __init__(self) -> None:
-        self._under_way: Counter[_Attempt] = Counter()
+        self._under_way: Counter[_Target] = Counter()
         self._conduct: LRUCache[str, Conduct] = LRUCache(_HOSTS_KNOWN)
 
     @property
@@ -56,7 +56,7 @@ class Turns:
         planned = self._under_way.copy()
         chosen = []
         for message in sorted(due, key=lambda message: self._conduct_of(host_of(message.url))):
-            attempt = _Attempt(message.webhook_id, host_of(message.url))
+            attempt = _Target(message.webhook_id, host_of(message.url))
             if self._has_room(attempt, planned):
                 planned[attempt] += 1
                 chosen.append(message.id)
@@ -64,16 +64,16 @@ class Turns:
 
     def begin(self, leased: LeasedDelivery) -> None:
         """Count an attempt."""
-        self._under_way[_Attempt(leased.webhook_id, host_of(leased.url))] += 1
+        self._under_way[_Target(leased.webhook_id, host_of(leased.url))] += 1
 
     def end(self, leased: LeasedDelivery, *, answered: bool, seconds: float) -> None:
         """Record the end of an attempt after some seconds, with an answer of any status or without."""
         host = host_of(leased.url)
-        self._under_way[_Attempt(leased.webhook_id, host)] -= 1
+        self._under_way[_Target(leased.webhook_id, host)] -= 1
         self._under_way += Counter()  # without those at 0
         self._conduct[host] = Conduct.PROMPT if answered and seconds <= _PROMPT_SECONDS else Conduct.LATE
 
-    def _has_room(self, attempt: _Attempt, planned: Counter[_Attempt]) -> bool:
+    def _has_room(self, attempt: _Target, planned: Counter[_Target]) -> bool:
         conduct = self._conduct_of(attempt.host)
         same_webhook = sum(count for other, count in planned.items() if other.webhook_id == attempt.webhook_id)
         same_host = sum(count for other, count in planned.items() if other.host == attempt.host)

@@ -17,7 +17,7 @@ from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import Claim, Ending, Lease
 from batchwright_service.store.work_queries import WorkStore
 from batchwright_service.worker.lease import LeaseHolder, StopReason
-from batchwright_service.worker.runner import DeviceContext, StoppedError, WorkRunner
+from batchwright_service.worker.runner import DeviceContext, WorkRunner, WorkStoppedError
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class AttemptRunner:
         else:
             try:
                 ending = self._runner.run(claim, holder)
-            except (StoppedError, ConflictError, StoreUnavailableError) as error:
+            except (WorkStoppedError, ConflictError, StoreUnavailableError) as error:
                 return self._end_stopped(claim, holder, error)
             except StaleLeaseError:
                 raise

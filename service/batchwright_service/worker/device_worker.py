@@ -13,7 +13,7 @@ from batchwright_service.store.store import Store
 from batchwright_service.worker.attempts import AttemptRunner
 from batchwright_service.worker.executors.base import Executor
 from batchwright_service.worker.executors.memory_watch import MemoryWatch
-from batchwright_service.worker.host_health import Health
+from batchwright_service.worker.host_health import HostHealth
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason, WorkClaimer
 from batchwright_service.worker.runner import DeviceContext, RunStores, WorkRunner
 from batchwright_service.worker.settings import WorkerSettings
@@ -67,7 +67,7 @@ class DeviceWorker:
         self._settings = settings
         self._slot = Slot(self.served, store.leases, store.devices, settings)
         self._memory = MemoryWatch(executor.memory_in_use, device.total_bytes)
-        self._health = Health(self.served.slot, self._check, self._report_health)
+        self._health = HostHealth(self.served.slot, self._check, self._report_health)
         context = DeviceContext(self.served, settings.runs_dir, self._health)
         stores = RunStores(store.evidence, store.recommendations, store.residuals)
         runner = WorkRunner(stores, executor, context, instruments)

@@ -29,7 +29,7 @@ class HealthListener(Protocol):
         """Receive the code of a trouble, or None when the host is healthy."""
 
 
-class Health:
+class HostHealth:
     """The health of one device's host, checked at intervals, and after each trouble before more work is taken.
 
     The worker's thread checks; any thread may read ``unready``.

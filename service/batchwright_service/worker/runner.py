@@ -19,7 +19,7 @@ from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelle
 from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.residual import residual_of
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.residuals import EstimateResidual
@@ -49,7 +49,7 @@ from batchwright_service.store.evidence import EvidenceStore, ResidualStore
 from batchwright_service.store.models import Binding, Claim, Ending, WorkItem
 from batchwright_service.store.recommendation_queries import RecommendationStore
 from batchwright_service.worker.executors.base import Executor, TrainingRun
-from batchwright_service.worker.host_health import Health
+from batchwright_service.worker.host_health import HostHealth
 from batchwright_service.worker.lease import LeaseHolder
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ _MAX_LOST_LEASES = 5
 _EQUAL_TUNING_PAUSE_SECONDS = 0.5
 
 
-class StoppedError(Exception):
+class WorkStoppedError(Exception):
     """The work was stopped before its end; ``LeaseHolder.reason`` has the reason."""
 
 
@@ -104,7 +104,7 @@ class DeviceContext:
 
     served: ServedDevice
     runs_dir: Path
-    health: Health
+    health: HostHealth
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class WorkRunner:
         """Run work to its end; a failure of the work is an ending too.
 
         Raises:
-            StoppedError: when a stop was requested.
+            WorkStoppedError: when a stop was requested.
             StaleLeaseError: when the lease ended before a report.
             HostFailureError: when the host could not run the work, which is no failure of the work.
             OSError: as ``HostFailureError``.
@@ -142,7 +142,7 @@ class WorkRunner:
                 return self._tune(claim, holder)
             return self._train(claim, holder)
         except ProbeCancelledError as error:
-            raise StoppedError from error
+            raise WorkStoppedError from error
         except (BatchwrightError, WorkerLostError, EnvironmentChangedError) as error:
             _require_healthy(self._context.health, host_failure_of(error))
             return Ending(State.FAILED, problem=stored_problem(error))
@@ -154,7 +154,7 @@ class WorkRunner:
         request, peers = TuningRequest.from_stored(item.payload), _devices_beside(claim)
         recorded = holder.retry(lambda: stores.evidence.probes(item.id))
         environment = probe_environment(request, served)
-        tuning = Tuning(request, served.device, environment=environment, versions=served.versions, peers=peers)
+        tuning = TuningSession(request, served.device, environment=environment, versions=served.versions, peers=peers)
         if recorded:
             _require_same_environment(tuning, item)
         elif (answer := self._answer(item, tuning, holder)) is not None:
@@ -170,11 +170,11 @@ class WorkRunner:
             holder.retry(lambda: stores.residuals.add(item.id, residual))
         return Ending(State.SUCCEEDED, recommendation=recommendation)
 
-    def _answer(self, item: WorkItem, tuning: Tuning, holder: LeaseHolder) -> Ending | None:
+    def _answer(self, item: WorkItem, tuning: TuningSession, holder: LeaseHolder) -> Ending | None:
         """The ending of a tuning that an equal one answers, which has ended since the submission or is running now.
 
         Raises:
-            StoppedError: when a stop was requested while the other one was running.
+            WorkStoppedError: when a stop was requested while the other one was running.
         """
         if item.fresh:
             return None
@@ -190,10 +190,10 @@ class WorkRunner:
             if not is_awaited or time.monotonic() > deadline:
                 return None
             if holder.reason() is not None:
-                raise StoppedError
+                raise WorkStoppedError
             time.sleep(_EQUAL_TUNING_PAUSE_SECONDS)
 
-    def _recommendation(self, item: WorkItem, tuning: Tuning) -> Recommendation:
+    def _recommendation(self, item: WorkItem, tuning: TuningSession) -> Recommendation:
         now = datetime.now(UTC)
         started = item.started_at or now
         found = tuning.recommendation(
@@ -231,7 +231,7 @@ class WorkRunner:
         before = disk_usage_of(run.directory)
         result = self._executor.train(run, on_progress, holder.grace_seconds)
         if holder.reason() is not None and result.outcome is not RunOutcome.SUCCEEDED:
-            raise StoppedError(result.message)  # also when it had to be killed, which looks like a failure
+            raise WorkStoppedError(result.message)  # also when it had to be killed, which looks like a failure
         if result.outcome is RunOutcome.FAILED:
             result = self._checked_failure(run.directory, before, result)
         return _job_ending(result)
@@ -268,7 +268,7 @@ class _RecordingHooks(TuningHooks):
     stores: RunStores
     context: DeviceContext
     instruments: Instruments
-    tuning: Tuning
+    tuning: TuningSession
     holder: LeaseHolder
     residuals: Sequence[EstimateResidual]
 
@@ -303,7 +303,7 @@ class _RecordingHooks(TuningHooks):
         return Binding(need.lane, conditions.fingerprint, conditions.request_fingerprint)
 
 
-def _require_same_environment(tuning: Tuning, item: WorkItem) -> None:
+def _require_same_environment(tuning: TuningSession, item: WorkItem) -> None:
     """Refuse to go on with recorded probes that ran under other versions or limits than the next one would.
 
     Raises:
@@ -318,7 +318,7 @@ def _require_same_environment(tuning: Tuning, item: WorkItem) -> None:
 
 def _restore(
     item: WorkItem,
-    tuning: Tuning,
+    tuning: TuningSession,
     stored: Recommendation | None,
     residuals: Sequence[EstimateResidual],
     recorded: Sequence[RecordedProbe],
@@ -334,7 +334,7 @@ def _restore(
         tuning.record(probe.result)
 
 
-def _require_healthy(health: Health, trouble: HostFailure | None = None) -> None:
+def _require_healthy(health: HostHealth, trouble: HostFailure | None = None) -> None:
     """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly.
 
     Raises:
@@ -361,7 +361,7 @@ def _job_ending(result: TrainingResult) -> Ending:
     """Return the ending of a job whose run has ended.
 
     Raises:
-        StoppedError: when the run was stopped and can be resumed.
+        WorkStoppedError: when the run was stopped and can be resumed.
     """
     match result.outcome:
         case RunOutcome.SUCCEEDED:
@@ -371,4 +371,4 @@ def _job_ending(result: TrainingResult) -> Ending:
             kind = RunNotFiniteError if result.not_finite_since is not None else kind
             return Ending(State.FAILED, result=result, problem=stored_problem(kind(result.message)))
         case RunOutcome.STOPPED:
-            raise StoppedError(result.message)
+            raise WorkStoppedError(result.message)

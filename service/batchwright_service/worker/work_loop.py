@@ -13,7 +13,7 @@ from batchwright_service.domain import lease_waits
 from batchwright_service.errors import ClaimsCrowdedError, StoreUnavailableError
 from batchwright_service.observability.logging import log_context, rate_limited_logger
 from batchwright_service.worker.attempts import AttemptRunner
-from batchwright_service.worker.host_health import Health
+from batchwright_service.worker.host_health import HostHealth
 from batchwright_service.worker.lease import WorkClaimer
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class WorkLoop:
     """
 
     def __init__(
-        self, claimer: WorkClaimer, runner: AttemptRunner, health: Health, pause: IdlePause, *, once: bool = False
+        self, claimer: WorkClaimer, runner: AttemptRunner, health: HostHealth, pause: IdlePause, *, once: bool = False
     ) -> None:
         self._claimer = claimer
         self._runner = runner

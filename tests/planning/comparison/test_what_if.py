@@ -18,7 +18,7 @@ from batchwright.errors import ProbeCancelledError, ProbeError, StorageError
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.comparison.what_if import Calibration, changed, choices, format_changes
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TuningRequest
@@ -66,14 +66,14 @@ def run(request: ProbeRequest) -> ProbeResult:
     )
 
 
-def estimate_what_ifs(course: Tuning, expect: Expect) -> None:
+def estimate_what_ifs(course: TuningSession, expect: Expect) -> None:
     """Drive a tuning whose probes have all run: only the estimates of its what-ifs are left."""
     drive(course, OracleRunner(run, expect))
 
 
 def tuned(request: TuningRequest, expect: Expect = estimate, device: DeviceInfo = CPU) -> Recommendation:
     """Drive a tuning of the scripted workload to its end."""
-    course = Tuning(request, device, environment={}, versions={})
+    course = TuningSession(request, device, environment={}, versions={})
     while (probe := course.next_probe()) is not None:
         course.record(run(probe))
     estimate_what_ifs(course, expect)
@@ -220,7 +220,7 @@ def test_a_limit_that_is_effectively_lower_is_seen() -> None:
     def fragmented(request: ProbeRequest) -> ProbeResult:
         return run(request.model_copy(update={"limit_bytes": 9 * (request.limit_bytes or 0) // 10}))
 
-    course = Tuning(request_under(500), CPU, environment={}, versions={})
+    course = TuningSession(request_under(500), CPU, environment={}, versions={})
     while (probe := course.next_probe()) is not None:
         course.record(fragmented(probe))
     estimate_what_ifs(course, estimate)
@@ -264,7 +264,7 @@ def test_nothing_is_estimated_where_memory_is_not_the_limit(changes: dict[str, A
 
 def test_an_estimate_that_seeded_the_search_is_not_repeated() -> None:
     """Only the two changes and their combination are requested."""
-    course = Tuning(request_under(500), CPU, environment={}, versions={})
+    course = TuningSession(request_under(500), CPU, environment={}, versions={})
     request = course.expectation_request()
     assert request is not None
     course.start_from_estimate(estimate(request))
@@ -368,7 +368,9 @@ def test_a_remedy_that_was_found_to_be_none_is_not_offered() -> None:
 
 def test_requesting_what_ifs_changes_the_request_fingerprint() -> None:
     """A stored recommendation without what-ifs is not reused."""
-    course = [Tuning(request_under(500, what_if=item), CPU, environment={}, versions={}) for item in (False, True)]
+    course = [
+        TuningSession(request_under(500, what_if=item), CPU, environment={}, versions={}) for item in (False, True)
+    ]
     assert course[0].fingerprint != course[1].fingerprint
 
 
@@ -407,7 +409,7 @@ def test_a_what_if_agrees_with_a_tuning_of_the_changed_spec() -> None:
 def really_tuned(supervisor: ProbeSupervisor, spec: WorkloadSpec, *, what_if: bool = True) -> Recommendation:
     """The answer of real probes under a small budget; no mixed precision is estimated, which takes time."""
     request = tuning_request(spec, 256, memory_limit_bytes=64 * MIB, what_if=what_if)
-    course = Tuning(request, supervisor.device, environment=supervisor.environment(), versions={})
+    course = TuningSession(request, supervisor.device, environment=supervisor.environment(), versions={})
     expectation = course.expectation_request()
     assert expectation is not None
     course.start_from_estimate(supervisor.expect(expectation))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchwright.planning.learning.context import expect_measured_context
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.requests import TuningRequest
 from tests.support.factories import CUDA, gpt_spec, residual
 
@@ -20,7 +20,7 @@ def expected(*contexts: int | None, **versions: str) -> int:
     """The context in the request for an estimate, after tunings that measured ``contexts`` under ``versions``."""
     device = CUDA.model_copy(update={"expected_context_bytes": TABLE})
     request = TuningRequest(spec=gpt_spec(), effective_batch_size=64)
-    tuning = Tuning(request, device, environment={}, versions=HERE)
+    tuning = TuningSession(request, device, environment={}, versions=HERE)
     then = {**tuning.conditions.versions, **versions}
     expect_measured_context(tuning, [residual(context_bytes=found, versions=then) for found in contexts])
     asked = tuning.expectation_request()

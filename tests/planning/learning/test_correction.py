@@ -14,7 +14,7 @@ from batchwright.planning.accumulation import probe_window
 from batchwright.planning.learning.correction import EstimateConditions, conditions_of, corrected
 from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.learning.workload_family import family_of
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Evidence, Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.residuals import EstimateCorrection, EstimateResidual, PeakResidual
@@ -112,7 +112,7 @@ def tuned(  # noqa: PLR0913 - all that tells a tuning apart
         memory_margin=0.0,
     )
     device = CUDA.model_copy(update={"total_bytes": 80 * GIB})
-    tuning = Tuning(request, device, environment={}, versions=versions)
+    tuning = TuningSession(request, device, environment={}, versions=versions)
     by_replays = {"usable_bytes": usable_bytes, "reservable_bytes": reservable_bytes}
     estimate = truth.estimate.model_copy(update=by_replays)
     tuning.start_from_estimate(corrected(estimate, residuals, conditions_of(tuning)))

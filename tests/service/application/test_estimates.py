@@ -22,7 +22,7 @@ from batchwright.errors import EstimateCancelledError, EstimateError
 from batchwright.hardware.gpu_table import GPUS
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright_service.application.estimates import EstimateLimits, Estimates, ShouldStop
+from batchwright_service.application.estimates import EstimateCases, EstimateLimits, ShouldStop
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import app_of
 from batchwright_service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
@@ -320,9 +320,9 @@ def test_an_estimate_ends_with_the_service(start_service: StartService) -> None:
     assert (answer.status_code, answer.json()["code"], estimator.stopped) == (503, "estimate-cancelled", 1)
 
 
-def bounded(estimator: Scripted, *targets: str, **limits: Any) -> Estimates:
+def bounded(estimator: Scripted, *targets: str, **limits: Any) -> EstimateCases:
     """Estimates around a scripted estimator."""
-    return Estimates(estimator, Policy(targets, ()), {"torch": "2.8"}, EstimateLimits(**limits))
+    return EstimateCases(estimator, Policy(targets, ()), {"torch": "2.8"}, EstimateLimits(**limits))
 
 
 def test_the_least_recently_used_estimate_is_evicted() -> None:
@@ -418,7 +418,7 @@ def test_the_list_of_gpus_is_small_and_read_once(start_service: StartService) ->
         coding: service.http.get("/v1/gpus", headers={"Accept-Encoding": coding}) for coding in ("gzip", "identity")
     }
     zipped, plain = found["gzip"], found["identity"]
-    assert zipped.json() == plain.json() == Estimates.gpus().model_dump(mode="json")
+    assert zipped.json() == plain.json() == EstimateCases.gpus().model_dump(mode="json")
     assert (zipped.headers["content-encoding"], plain.headers.get("content-encoding")) == ("gzip", None)
     assert 4 * int(zipped.headers["content-length"]) < int(plain.headers["content-length"])
     assert zipped.headers["etag"] != plain.headers["etag"]

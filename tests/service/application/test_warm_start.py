@@ -14,12 +14,11 @@ from sqlalchemy import update
 
 from batchwright.client import Client
 from batchwright.client.documents.states import State, WorkKind
-from batchwright.client.documents.work import Tuning as TuningView
-from batchwright.client.documents.work import TuningPage, TuningSubmission
+from batchwright.client.documents.work import Tuning, TuningPage, TuningSubmission
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.driving.probe_runner import WorkloadRunner
 from batchwright.hardware.inventory import find_device
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
@@ -88,18 +87,18 @@ def cases(context: ApplicationContext) -> TuningCases:
     return TuningCases(context, QueuePositions(QueueCases(context).read))
 
 
-def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[TuningView, bool]:
+def submit(store: Store, request: TuningRequest = REQUEST, **changes: Any) -> tuple[Tuning, bool]:
     """Submit a tuning; whether it was queued."""
     context = context_of(store)
     answer = cases(context).submit(TuningSubmission(**dict(request), **changes), KEYLESS)
     context.hit_counter.flush()  # not later from a thread, when the store is closed
-    return TuningView.model_validate_json(answer.body), answer.queued
+    return Tuning.model_validate_json(answer.body), answer.queued
 
 
-def course(item: WorkItem, served: ServedDevice) -> Tuning:
+def course(item: WorkItem, served: ServedDevice) -> TuningSession:
     """The tuning of a queued item, as its worker begins it."""
     request = TuningRequest.model_validate_json(item.payload)
-    return Tuning(request, served.device, environment=served.environment, versions=served.versions)
+    return TuningSession(request, served.device, environment=served.environment, versions=served.versions)
 
 
 def work_off(store: Store, served: ServedDevice, runner: WorkloadRunner | None = None) -> Recommendation:
@@ -117,7 +116,7 @@ def work_off(store: Store, served: ServedDevice, runner: WorkloadRunner | None =
     return found
 
 
-def finish(tuning: Tuning, runner: WorkloadRunner, identifier: str) -> Recommendation:
+def finish(tuning: TuningSession, runner: WorkloadRunner, identifier: str) -> Recommendation:
     """Drive a tuning to its end."""
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))
@@ -220,7 +219,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
     for _ in range(60):
         request, served = drawn(source)
         store.devices.announce(served)
-        asked = Tuning(request, served.device, environment=served.environment, versions=served.versions)
+        asked = TuningSession(request, served.device, environment=served.environment, versions=served.versions)
         tuning, queued = submit(store, request)
         assert queued == (asked.fingerprint not in answers)
         if not queued:
@@ -314,7 +313,7 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
 ) -> None:
     """A worker dies after some probes; the next runs exactly those that an undisturbed tuning would still run."""
     undisturbed = MovedRunner(40)
-    whole = Tuning(REQUEST, CPU, environment={}, versions=UPGRADED)
+    whole = TuningSession(REQUEST, CPU, environment={}, versions=UPGRADED)
     whole.warm_start_from(answered)
     whole.record_coupling(undisturbed.coupling)
     expected = finish(whole, undisturbed, "rec_expected")
@@ -377,7 +376,7 @@ def test_a_reference_that_leads_nowhere_is_no_failure(
     if reference == "another version":
         with write_transaction(store.engine) as connection:
             connection.execute(update(recommendations).values(document="{}"))
-    asked = Tuning(request, CPU, environment={}, versions=UPGRADED)
+    asked = TuningSession(request, CPU, environment={}, versions=UPGRADED)
     work = new_work(
         IdentifierSource().new("tun"),
         fingerprint=asked.fingerprint,
@@ -404,7 +403,7 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
     for limit, largest in ((2 * GIB, 37), (3 * GIB, 37), (4 * GIB, 0), (5 * GIB, 37)):
         submit(store, tuning_request(memory_limit_bytes=limit), fresh=True)
         made.append(work_off(store, served, ScriptedRunner(largest)).id)
-    fingerprint = Tuning(REQUEST, served.device, environment={}, versions={}).request_fingerprint
+    fingerprint = TuningSession(REQUEST, served.device, environment={}, versions={}).request_fingerprint
     store.submissions.add(new_work(new_id("tun"), request_fingerprint=fingerprint))
     assert [stored.id for stored in store.recommendations.for_request(fingerprint, 9)] == [made[3], made[1], made[0]]
     assert [stored.id for stored in store.recommendations.for_request(fingerprint, 2)] == [made[3], made[1]]

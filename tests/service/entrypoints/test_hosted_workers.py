@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.service.postgres import Databases
@@ -106,7 +106,7 @@ def noted(journal: Path) -> list[str]:
 
 def undisturbed() -> list[int]:
     """The sizes that a tuning probes which nothing interrupts."""
-    course = Tuning(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
+    course = TuningSession(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
     runner = ScriptedRunner(37)
     while (probe := course.next_probe()) is not None:
         course.record(runner.run(probe))

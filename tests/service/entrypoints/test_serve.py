@@ -21,7 +21,7 @@ import pytest
 from batchwright.client import Client
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import Event
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.entrypoints import serve as serve_module
 from batchwright_service.entrypoints.serve import _listening, serve
@@ -94,7 +94,7 @@ def interrupted(sizes: list[int], expected: list[int]) -> bool:
 
 def undisturbed() -> list[int]:
     """The sizes a tuning probes that nothing interrupts."""
-    tuning = Tuning(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
+    tuning = TuningSession(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
     runner = ScriptedRunner(37)
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))

@@ -18,7 +18,7 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.errors import EstimateError
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.training import MicroBatchSplit, RunOutcome, TrainingResult
-from batchwright_service.application.estimates import EstimateLimits, Estimates
+from batchwright_service.application.estimates import EstimateCases, EstimateLimits
 from batchwright_service.application.readiness import Readiness
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.domain.identifiers import IdentifierSource
@@ -269,7 +269,7 @@ def test_estimates_are_counted_by_result() -> None:
     metrics = Metrics()
     asked = EstimateRequest.model_validate({"spec": tuning_request().spec.model_dump(mode="json"), "gpus": ["T4"]})
     made = Estimate(decisions="cpu", parameters=1, gpus=(), versions={}, seconds=0.0)
-    estimates = Estimates(lambda _request, _stop: made, Policy([], []), {}, EstimateLimits(), metrics)
+    estimates = EstimateCases(lambda _request, _stop: made, Policy([], []), {}, EstimateLimits(), metrics)
     estimates.estimate(asked)
     estimates.estimate(asked)
 
@@ -277,9 +277,9 @@ def test_estimates_are_counted_by_result() -> None:
         raise EstimateError("cannot")
 
     with pytest.raises(EstimateError):
-        Estimates(fail, Policy([], []), {}, EstimateLimits(), metrics).estimate(asked)
+        EstimateCases(fail, Policy([], []), {}, EstimateLimits(), metrics).estimate(asked)
     with pytest.raises(EstimatesBusyError):
-        Estimates(fail, Policy([], []), {}, EstimateLimits(slots=0, queue=0), metrics).estimate(asked)
+        EstimateCases(fail, Policy([], []), {}, EstimateLimits(slots=0, queue=0), metrics).estimate(asked)
     samples = samples_of(metrics.exposition().decode())
     for result in ("made", "cached", "failed", "refused"):
         assert value(samples, "batchwright_estimates_total", result=result) == 1, result

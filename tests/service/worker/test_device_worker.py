@@ -13,7 +13,7 @@ import pytest
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
 from batchwright.errors import EstimateTimedOutError, ProbeError, SpecError
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
@@ -93,7 +93,7 @@ def when(store: Store, work_id: str, condition: Callable[[WorkItem], bool]) -> W
 def queue_tuning(store: Store, request: TuningRequest | None = None, *, fresh: bool = False) -> str:
     """Queue a tuning as the use case does."""
     request = request or tuning_request()
-    course = Tuning(request, CPU, environment={}, versions=VERSIONS)
+    course = TuningSession(request, CPU, environment={}, versions=VERSIONS)
     values: dict[str, Any] = {"fingerprint": course.fingerprint, "payload": request.model_dump_json(), "fresh": fresh}
     return store.submissions.add(new_work(IdentifierSource().new("tun"), **values)).id
 
@@ -107,7 +107,7 @@ def queue_job(store: Store, updates: int) -> str:
 
 def undisturbed(largest: int, request: TuningRequest | None = None) -> list[ProbeResult]:
     """The probes of a tuning that nothing interrupts."""
-    tuning = Tuning(request or tuning_request(), CPU, environment={}, versions=VERSIONS)
+    tuning = TuningSession(request or tuning_request(), CPU, environment={}, versions=VERSIONS)
     runner = ScriptedRunner(largest)
     while (probe := tuning.next_probe()) is not None:
         tuning.record(runner.run(probe))

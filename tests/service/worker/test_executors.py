@@ -13,7 +13,7 @@ import pytest
 
 from batchwright.driving.loop import TuningHooks
 from batchwright.errors import ProbeCancelledError, SpecError
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
 from batchwright.system.files import lock_directory
@@ -59,9 +59,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[MakeExecutor]:
         executor.close()
 
 
-def tune(executor: Executor, grace_seconds: GraceSeconds = on) -> Tuning:
+def tune(executor: Executor, grace_seconds: GraceSeconds = on) -> TuningSession:
     """Run a tuning on the CPU to its end."""
-    tuning = Tuning(tuning_request(), CPU, environment={}, versions={})
+    tuning = TuningSession(tuning_request(), CPU, environment={}, versions={})
     executor.tune(tuning, TuningHooks(), grace_seconds)
     return tuning
 

@@ -29,7 +29,7 @@ from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.executors.local import LocalExecutor
-from batchwright_service.worker.host_health import Health
+from batchwright_service.worker.host_health import HostHealth
 from tests.service.worker.test_device_worker import (
     PATIENCE_SECONDS,
     VERSIONS,
@@ -496,7 +496,7 @@ def test_a_host_in_trouble_is_looked_at_less_and_less_often(caplog: pytest.LogCa
         looks.append(now[0])
         return None if over[0] else HostFailure(Cause.DISK_FULL, "no room")
 
-    health = Health("host/cpu", look, clock=lambda: now[0])
+    health = HostHealth("host/cpu", look, clock=lambda: now[0])
     with caplog.at_level(logging.WARNING):
         while now[0] < 120.0:
             assert not health.is_ready()
@@ -524,7 +524,7 @@ def test_room_that_work_needs_is_waited_for_as_long_as_it_waits() -> None:
         needs.append(needed)
         return HostFailure(Cause.DISK_FULL, "too little", needed) if needed else None
 
-    health = Health("host/cpu", look, clock=lambda: now[0])
+    health = HostHealth("host/cpu", look, clock=lambda: now[0])
     assert health.is_ready()
     health.report_trouble(HostFailure(Cause.DISK_FULL, "full", 5000), lambda: waits[0])
     now[0] += 10.0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, Verdict
-from batchwright_service.application.estimates import EstimateLimits, Estimates
+from batchwright_service.application.estimates import EstimateCases, EstimateLimits
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import build
 from batchwright_service.entrypoints.serve import serve_system
@@ -40,7 +40,7 @@ def main(data_dir: str, port: str) -> None:
     settings = Settings(data_dir=Path(data_dir), port=int(port), node_name="host", poll_seconds=0.05)
     runner = ScriptedRunner(37)
     system = build(settings, lambda device: InlineExecutor(device, runner, Trainer()), [CPU], VERSIONS)
-    estimates = Estimates(estimated, Policy((), ()), VERSIONS, EstimateLimits())
+    estimates = EstimateCases(estimated, Policy((), ()), VERSIONS, EstimateLimits())
     serve_system(settings, replace(system, context=replace(system.context, estimates=estimates)))
 
 

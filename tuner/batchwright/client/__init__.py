@@ -47,7 +47,7 @@ from batchwright.client.sync import (
     Gpus,
     Jobs,
     Keys,
-    Queue,
+    Queues,
     Recommendations,
     Tunings,
 )
@@ -70,7 +70,7 @@ __all__ = [
     "NotAllowedError",
     "NotAuthenticatedError",
     "NotFoundError",
-    "Queue",
+    "Queues",
     "QuotaExceededError",
     "Recommendations",
     "ServiceUnavailableError",

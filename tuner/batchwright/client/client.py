@@ -100,7 +100,7 @@ class Client(Blocking[AsyncCalls]):
         self.recommendations = sync.Recommendations(self.calls.recommendations)
         self.jobs = sync.Jobs(self.calls.jobs)
         self.devices = sync.Devices(self.calls.devices)
-        self.queue = sync.Queue(self.calls.queue)
+        self.queue = sync.Queues(self.calls.queue)
         self.estimates = sync.Estimates(self.calls.estimates)
         self.gpus = sync.Gpus(self.calls.gpus)
         self.commands = sync.Commands(self.calls.commands)

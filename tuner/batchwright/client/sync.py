@@ -19,7 +19,7 @@ from batchwright.client.resources.api import (
     AsyncEstimates,
     AsyncGpus,
     AsyncKeys,
-    AsyncQueue,
+    AsyncQueues,
 )
 from batchwright.client.resources.jobs import AsyncJobs
 from batchwright.client.resources.tunings import AsyncRecommendations, AsyncTunings
@@ -145,10 +145,10 @@ class Devices(Blocking[AsyncDevices]):
     list = blocking(AsyncDevices.list)
 
 
-class Queue(Blocking[AsyncQueue]):
+class Queues(Blocking[AsyncQueues]):
     """The queue of waiting work."""
 
-    list = blocking(AsyncQueue.list)
+    list = blocking(AsyncQueues.list)
 
 
 class Estimates(Blocking[AsyncEstimates]):

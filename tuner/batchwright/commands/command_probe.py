@@ -11,7 +11,7 @@ from pathlib import Path
 from batchwright.commands.environment import cards_of_host, cards_of_ranks, probe_environment
 from batchwright.commands.injected import subreaper
 from batchwright.commands.launching import KeptCommand, Launch, Launcher
-from batchwright.commands.outcomes import EndedCommand, Ending, is_oom
+from batchwright.commands.outcomes import EndedCommand, EndReason, is_oom
 from batchwright.commands.reports import Reports
 from batchwright.commands.stacks import STACKS_SIGNAL, stacks_of
 from batchwright.commands.templates import Figures, render
@@ -137,7 +137,7 @@ class CommandProbe:
                 command = start(self._launch, self._folder)
             try:
                 ending = self._follow(command, requested_at, should_stop)
-                stacks = self._stacks() if ending in {Ending.TIMED_OUT, Ending.LOADING_TIMED_OUT} else ""
+                stacks = self._stacks() if ending in {EndReason.TIMED_OUT, EndReason.LOADING_TIMED_OUT} else ""
             finally:
                 command.end()
         self._reports.read()
@@ -164,11 +164,11 @@ class CommandProbe:
             == self._request.samples_per_window,
         )
 
-    def _oom_first(self, ending: Ending) -> Ending:
+    def _oom_first(self, ending: EndReason) -> EndReason:
         """The reason for the end; an OOM that was reported while the command ended comes first."""
-        return Ending.OOM if ending is not Ending.FINISHED and self._has_oom() else ending
+        return EndReason.OOM if ending is not EndReason.FINISHED and self._has_oom() else ending
 
-    def _follow(self, command: KeptCommand, began: float, should_stop: Callable[[], bool]) -> Ending:
+    def _follow(self, command: KeptCommand, began: float, should_stop: Callable[[], bool]) -> EndReason:
         looked_at, failed_at = 0.0, None
         while not command.wait(_POLL_SECONDS):
             self._reports.read()
@@ -182,28 +182,28 @@ class CommandProbe:
                 left = self._look_at_tree(command.pid)
                 failed_at = (failed_at or now) if self._rank_has_failed(left) else None
                 if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
-                    return Ending.BY_ITSELF
+                    return EndReason.BY_ITSELF
         self._reports.read()
-        return self._ending(time.monotonic(), began, is_over=True) or Ending.BY_ITSELF
+        return self._ending(time.monotonic(), began, is_over=True) or EndReason.BY_ITSELF
 
     def _ending(  # noqa: PLR0911 - one per reason
         self, now: float, began: float, *, is_over: bool = False
-    ) -> Ending | None:
+    ) -> EndReason | None:
         """The reason to end the command now; None while it may go on."""
         reports, forward_at = self._reports, self._reports.forward_at
         if self._has_oom():
-            return Ending.OOM
+            return EndReason.OOM
         if reports.are_finished and (is_over or now > reports.settles_until):
-            return Ending.FINISHED
+            return EndReason.FINISHED
         if any(process.done is not None and not process.updates for process in reports.processes):
-            return Ending.NO_BACKWARD
+            return EndReason.NO_BACKWARD
         if is_over:
             return None
         if self._spec.model.takes_accumulation and reports.waiting_passes >= self._most_passes:
-            return Ending.NEVER_STEPS
+            return EndReason.NEVER_STEPS
         if forward_at is None:
-            return Ending.LOADING_TIMED_OUT if now - began > self._spec.model.loading_timeout_seconds else None
-        return Ending.TIMED_OUT if now - forward_at > self._request.timeout_seconds else None
+            return EndReason.LOADING_TIMED_OUT if now - began > self._spec.model.loading_timeout_seconds else None
+        return EndReason.TIMED_OUT if now - forward_at > self._request.timeout_seconds else None
 
     def _has_oom(self) -> bool:
         return any(is_oom(event) for process in self._reports.processes for event in process.ooms)

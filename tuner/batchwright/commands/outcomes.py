@@ -43,7 +43,7 @@ _PHASES = {
 }
 
 
-class Ending(Enum):
+class EndReason(Enum):
     """Reasons for the end of a command."""
 
     FINISHED = "every rank made the updates"
@@ -63,7 +63,7 @@ class EndedCommand:
     model: CommandModel
     figures: Figures
     updates: int
-    ending: Ending
+    ending: EndReason
     reports: Reports
     requested_at: float
     """Start of the probe on the monotonic clock, in seconds."""
@@ -88,7 +88,7 @@ class EndedCommand:
     @property
     def phase(self) -> Phase:
         """The phase that the command reached."""
-        if self.ending is Ending.FINISHED:
+        if self.ending is EndReason.FINISHED:
             return Phase.DONE
         if self.reports.trained:
             return Phase.MEASURE
@@ -99,7 +99,7 @@ class EndedCommand:
     @property
     def crashed(self) -> bool:
         """True if a process crashed, for which a lack of memory may be the reason."""
-        if self.ending is not Ending.BY_ITSELF or self.exit is None:
+        if self.ending is not EndReason.BY_ITSELF or self.exit is None:
             return False
         return self.exit.kind is ExitKind.CRASHED or any(name in self.output for name in _CRASHED)
 
@@ -152,24 +152,24 @@ _Verdict = tuple[Outcome, str | None, str, str | None]
 
 def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  # noqa: PLR0911 - one per ending
     where, reports, request = _PHASES[ended.phase], ended.reports, ended.request
-    if ended.kernel_oom_kills and ended.ending is not Ending.FINISHED:
+    if ended.kernel_oom_kills and ended.ending is not EndReason.FINISHED:
         return Outcome.OOM, "SIGKILL", f"killed by the kernel for memory {where}", None
     match ended.ending:
-        case Ending.OOM:
+        case EndReason.OOM:
             return _oom(ended, where)
-        case Ending.FINISHED:
+        case EndReason.FINISHED:
             return _finished(ended, counted)
-        case Ending.NEVER_STEPS:
+        case EndReason.NEVER_STEPS:
             message = (
                 f"{reports.waiting_passes} backward passes were counted without a step of a torch.optim.Optimizer, "
                 f"where an update was to have {ended.figures.accumulation_steps}: the command ignores its accumulation,"
                 " or steps by an optimizer that is no torch.optim.Optimizer, which cannot be counted"
             )
             return Outcome.ERROR, "never-steps", message, None
-        case Ending.NO_BACKWARD:
+        case EndReason.NO_BACKWARD:
             message = f"{ended.updates} optimizer steps were counted without a backward pass: no training was seen"
             return Outcome.ERROR, "no-backward", message, None
-        case Ending.LOADING_TIMED_OUT:
+        case EndReason.LOADING_TIMED_OUT:
             time_limit = f"within {ended.model.loading_timeout_seconds:g} s (loading_timeout_seconds)"
             return (
                 Outcome.TIMED_OUT,
@@ -177,7 +177,7 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
                 f"no forward pass was seen {time_limit}; it was {where}",
                 None,
             )
-        case Ending.TIMED_OUT:
+        case EndReason.TIMED_OUT:
             fewest = min((len(process.updates) for process in reports.trained), default=0)
             silent = reports.world_size - len(reports.finished)
             hanging = f"; {silent} of {reports.world_size} ranks did not make them" if reports.world_size > 1 else ""
@@ -186,7 +186,7 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
                 f"pass{hanging}"
             )
             return Outcome.TIMED_OUT, "timed-out", message, None
-        case Ending.BY_ITSELF:
+        case EndReason.BY_ITSELF:
             return _ended_by_itself(ended, where)
 
 
@@ -309,7 +309,7 @@ def _not_reached(ended: EndedCommand, cause: str) -> tuple[str, str]:
 def _traceback(ended: EndedCommand, outcome: Outcome) -> str | None:
     if outcome is Outcome.TIMED_OUT:
         return "\n".join(part for part in (ended.stacks, ended.output[-_OUTPUT_LENGTH:]) if part) or None
-    if outcome in {Outcome.ERROR, Outcome.LOST} and ended.ending is not Ending.FINISHED:
+    if outcome in {Outcome.ERROR, Outcome.LOST} and ended.ending is not EndReason.FINISHED:
         return ended.output[-_OUTPUT_LENGTH:] or None
     return None
 

@@ -16,7 +16,7 @@ from batchwright.errors import DeviceError
 from batchwright.hardware.inventory import device_failure, device_of, devices
 from batchwright.hardware.matching import is_alike
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
@@ -48,7 +48,7 @@ def run_tuning(
         request: what to tune, on which device of this host.
         observer: shows the steps, and each probe as it ends.
         warm_start: a recommendation for the same request, which a single probe may confirm.
-        accumulates: as for ``batchwright.planning.session.Tuning``.
+        accumulates: as for ``batchwright.planning.session.TuningSession``.
         keeps_proven: whether an interrupt after a plan was proven ends the tuning with that plan.
 
     Raises:
@@ -62,7 +62,7 @@ def run_tuning(
     began = time.monotonic()
     device = device_of(request)
     with ProbeSupervisor(device) if request.command is None else CommandSupervisor(device) as runner:
-        tuning = Tuning(
+        tuning = TuningSession(
             request,
             device,
             environment=runner.environment(),

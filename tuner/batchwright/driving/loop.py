@@ -10,7 +10,7 @@ from functools import partial
 
 from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
 from batchwright.errors import DeviceError, EstimateError, ProbeCancelledError, ProbeError, StorageError
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
 
@@ -57,7 +57,7 @@ class TuningHooks:
 
 
 def drive(
-    tuning: Tuning,
+    tuning: TuningSession,
     runner: ProbeRunner,
     hooks: TuningHooks | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -115,7 +115,7 @@ def drive(
 
 
 @contextmanager
-def _step(tuning: Tuning, hooks: TuningHooks, step: Step) -> Iterator[None]:
+def _step(tuning: TuningSession, hooks: TuningHooks, step: Step) -> Iterator[None]:
     """Announce a step, and add its time to that of the tuning's earlier ones of its kind."""
     hooks.begins(step)
     began = time.monotonic()
@@ -126,7 +126,7 @@ def _step(tuning: Tuning, hooks: TuningHooks, step: Step) -> Iterator[None]:
 
 
 def _check_coupling(
-    tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
+    tuning: TuningSession, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
 ) -> None:
     """Check whether the loss couples samples."""
     request = tuning.coupling_request()
@@ -142,7 +142,7 @@ def _check_coupling(
 
 
 def _seed_search(
-    tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
+    tuning: TuningSession, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
 ) -> bool:
     """Seed the search with an estimate, and return whether there is one: it has built the workload.
 
@@ -159,7 +159,7 @@ def _seed_search(
     return peaks is not None
 
 
-def _next_probe(tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningHooks) -> ProbeRequest | None:
+def _next_probe(tuning: TuningSession, workloads: WorkloadRunner | None, hooks: TuningHooks) -> ProbeRequest | None:
     """The next probe. The search goes on with an estimate that took too long once that is made."""
     late = workloads.late_estimate() if workloads is not None and tuning.lacks_estimate else None
     if late is not None:
@@ -167,7 +167,9 @@ def _next_probe(tuning: Tuning, workloads: WorkloadRunner | None, hooks: TuningH
     return tuning.next_probe()
 
 
-def _estimate_what_ifs(tuning: Tuning, workloads: WorkloadRunner | None, should_stop: Callable[[], bool]) -> None:
+def _estimate_what_ifs(
+    tuning: TuningSession, workloads: WorkloadRunner | None, should_stop: Callable[[], bool]
+) -> None:
     """Estimate the what-ifs. A change that cannot be estimated becomes a warning."""
     while workloads is not None and (request := tuning.next_what_if()) is not None:
         try:

@@ -28,7 +28,7 @@ from batchwright.estimation.verdict import outside_bytes, plan_to_list, shortfal
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.planning.accumulation import share_per_rank
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.planning.stages.stage_order import ALL_STAGES, SEARCH_STAGES
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
@@ -212,9 +212,9 @@ def device_of(card: VirtualGpu) -> DeviceInfo:
 # --- the search ---
 
 
-def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor, report: Report) -> Tuning:
+def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor, report: Report) -> TuningSession:
     """Run the search of a tuning, and the plan where one is requested."""
-    tuning = Tuning(
+    tuning = TuningSession(
         TuningRequest(
             spec=request.spec,
             effective_batch_size=_effective_batch_size(request),
@@ -252,7 +252,7 @@ def _effective_batch_size(request: EstimateRequest) -> int:
     return request.effective_batch_size or LARGEST_EFFECTIVE_BATCH_SIZE
 
 
-def _largest_size(request: EstimateRequest, tuning: Tuning) -> tuple[int, tuple[str, ...]]:
+def _largest_size(request: EstimateRequest, tuning: TuningSession) -> tuple[int, tuple[str, ...]]:
     """Return the largest size that ran, of which the plan ran too where one is requested, and the proofs."""
     proof = tuning.proof_of_search()
     if request.effective_batch_size is None:

@@ -28,7 +28,7 @@ from batchwright.schemas.results import PLAN_NOT_FOLLOWED, DeviceInfo, ExpectedP
 from batchwright.schemas.workload import WorkloadSpec
 
 
-class Tuning:
+class TuningSession:
     """A tuning: it names the next probe and builds the recommendation.
 
     Args:

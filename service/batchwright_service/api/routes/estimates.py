@@ -23,9 +23,9 @@ from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.problems import ALWAYS, declared
 from batchwright_service.api.responses import on_success
 from batchwright_service.api.strict_route import StrictRoute
-from batchwright_service.application.estimates import Estimates
+from batchwright_service.application.estimates import EstimateCases
 
-_GPUS = StaticContent(lambda: Estimates.gpus().model_dump_json().encode())
+_GPUS = StaticContent(lambda: EstimateCases.gpus().model_dump_json().encode())
 _GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
 
 router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)

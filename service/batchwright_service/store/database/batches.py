@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class _Call(Generic[Item, Result]):
+class _PendingCall(Generic[Item, Result]):
     """A call that waits for its result."""
 
     def __init__(self, item: Item) -> None:
@@ -33,11 +33,11 @@ class Batches(Generic[Item, Result]):
         self._function = function
         self._running = threading.Lock()
         self._adding = threading.Lock()
-        self._waiting: list[_Call[Item, Result]] = []
+        self._waiting: list[_PendingCall[Item, Result]] = []
 
     def run(self, item: Item) -> Result:
         """Return the result for an item."""
-        call: _Call[Item, Result] = _Call(item)
+        call: _PendingCall[Item, Result] = _PendingCall(item)
         with self._adding:
             self._waiting.append(call)
         with self._running:

@@ -12,7 +12,7 @@ from pathlib import Path
 from batchwright.driving.loop import TuningHooks, drive
 from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.results import DeviceInfo
@@ -64,7 +64,7 @@ class Executor(ABC):
         self._lock = threading.Lock()
         self._closed = False
 
-    def tune(self, tuning: Tuning, hooks: TuningHooks, grace_seconds: GraceSeconds) -> None:
+    def tune(self, tuning: TuningSession, hooks: TuningHooks, grace_seconds: GraceSeconds) -> None:
         """Run a tuning to its end, with the errors of ``batchwright.driving.loop.drive``.
 
         Raises:

@@ -42,7 +42,7 @@ class AsyncDevices(Resource):
         return (await self._core.read(DeviceList, "/v1/devices")).items
 
 
-class AsyncQueue(Resource):
+class AsyncQueues(Resource):
     """The queue of waiting work."""
 
     async def list(self, limit: int | None = None, slot: str | None = None) -> tuple[QueueEntry, ...]:
@@ -155,7 +155,7 @@ class AsyncCalls(Resource):
         self.recommendations = AsyncRecommendations(core)
         self.jobs = AsyncJobs(core)
         self.devices = AsyncDevices(core)
-        self.queue = AsyncQueue(core)
+        self.queue = AsyncQueues(core)
         self.estimates = AsyncEstimates(core)
         self.gpus = AsyncGpus(core)
         self.commands = AsyncCommands(core)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.residuals import EstimateResidual
 
 _VERSIONS = ("torch", "driver")
@@ -17,7 +17,7 @@ _VERSIONS = ("torch", "driver")
 
 
 def expect_measured_context(
-    tuning: Tuning, residuals: Sequence[EstimateResidual], parameters: SearchParameters = DEFAULT_PARAMETERS
+    tuning: TuningSession, residuals: Sequence[EstimateResidual], parameters: SearchParameters = DEFAULT_PARAMETERS
 ) -> None:
     """Let the estimates of ``tuning`` expect the context that earlier tunings on such a device measured.
 

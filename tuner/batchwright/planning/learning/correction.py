@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from batchwright.planning.learning.workload_family import family_of, family_weight
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, EstimateErrors, SearchParameters
-from batchwright.planning.session import Tuning
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.residuals import EstimateCorrection, EstimateResidual
 from batchwright.schemas.results import ExpectedPeaks
 
@@ -53,7 +53,7 @@ class EstimateConditions:
     elastic: bool
 
 
-def conditions_of(tuning: Tuning) -> EstimateConditions:
+def conditions_of(tuning: TuningSession) -> EstimateConditions:
     """The conditions of a tuning's estimate."""
     return EstimateConditions(
         family=family_of(tuning.request.workload),
