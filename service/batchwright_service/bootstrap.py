@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -133,11 +133,11 @@ def build(
     store, coordinator, instruments = worker.store, worker.coordinator, worker.instruments
     receivers = AllowedReceivers(settings.webhook_hosts, settings.webhook_networks)
     hit_counter = HitCounter(store.statistics.count_hits, observe=instruments.metrics.count_lookup)
-    application = _application(settings, store, coordinator.notify, hit_counter)
+    application = _application(settings, store, hit_counter)
     estimator = EstimatePool()
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = EstimateCases(estimator.estimate, application.policy, installed, limits, instruments.metrics)
-    context = _context(settings, application, estimates, instruments, receivers)
+    context = _context(settings, application, estimates, worker, receivers)
     _collect_metrics(instruments, store, settings, context.readiness)
     return System(
         context=context,
@@ -160,16 +160,14 @@ def tuning_cases(settings: Settings, store: Store) -> Iterator[TuningCases]:
         ConfigurationError: when the file of registered commands is invalid.
     """
     hit_counter = HitCounter(store.statistics.count_hits)
-    application = _application(settings, store, lambda: None, hit_counter)
+    application = _application(settings, store, hit_counter)
     try:
         yield TuningCases(application, QueuePositions(QueueCases(application).read))
     finally:
         hit_counter.flush()
 
 
-def _application(
-    settings: Settings, store: Store, notify: Callable[[], None], hit_counter: HitCounter
-) -> ApplicationContext:
+def _application(settings: Settings, store: Store, hit_counter: HitCounter) -> ApplicationContext:
     quota = Quota(
         queued=settings.max_queued_per_key,
         device_seconds=settings.max_device_seconds_per_key,
@@ -180,7 +178,6 @@ def _application(
         Policy(settings.python_targets, settings.data_roots, quota, settings.hub_models),
         settings.runs_dir,
         settings.lease_seconds,
-        notify,
         commands=registered_commands(settings.model_copy(update={"worker": False})),
         hit_counter=hit_counter,
     )
@@ -208,7 +205,7 @@ def _context(
     settings: Settings,
     application: ApplicationContext,
     estimates: EstimateCases,
-    instruments: Instruments,
+    worker: WorkerSystem,
     receivers: AllowedReceivers,
 ) -> ApiContext:
     store = application.store
@@ -236,8 +233,9 @@ def _context(
             settings.ready_queue_seconds,
             commands=application.commands.state,
         ),
-        instruments=instruments,
+        instruments=worker.instruments,
         authenticators=Authenticators(access, Sessions(store.sessions, access)),
         feed=ChangeFeed(store.evidence.event_counts),
         reads=Reads(tunings, jobs, store.evidence.events),
+        wake_workers=worker.coordinator.notify,
     )

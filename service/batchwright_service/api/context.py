@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -46,6 +47,8 @@ class ApiContext:
     authenticators: Authenticators
     feed: ChangeFeed
     reads: Reads
+    wake_workers: Callable[[], None]
+    """Has the workers of this host check for work and for cancellations now. Never blocks."""
 
     def cases(self, kind: WorkKind) -> TuningCases | JobCases:
         """Return the use cases of a kind of work."""
@@ -58,3 +61,12 @@ async def _context(request: Request) -> ApiContext:  # one that is no coroutine 
 
 
 Context = Annotated[ApiContext, Depends(_context)]
+
+
+async def _wake_workers(context: Context) -> AsyncIterator[None]:
+    yield
+    context.wake_workers()
+
+
+WAKES_WORKERS = Depends(_wake_workers)
+"""Dependency of each route that queues or cancels work: after it, the workers of this host need not wait to poll."""

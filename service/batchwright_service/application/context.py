@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from batchwright_service.application.hit_counter import HitCounter
@@ -24,7 +23,6 @@ class ApplicationContext:
         policy: the code, files and quotas that the operator allows.
         runs_dir: the folder of the jobs' runs.
         lease_seconds: the age of a heartbeat up to which a worker is alive.
-        notify: called after work was queued or cancelled, to wake the workers of this host.
         commands: the commands that the operator has registered.
         hit_counter: counts the submissions that a stored recommendation serves; flushed by its owner.
     """
@@ -35,7 +33,6 @@ class ApplicationContext:
         policy: Policy,
         runs_dir: Path,
         lease_seconds: float,
-        notify: Callable[[], None],
         *,
         commands: RegisteredCommands,
         hit_counter: HitCounter,
@@ -43,7 +40,6 @@ class ApplicationContext:
         self.store = store
         self.policy = policy
         self.job_files = JobFiles(runs_dir)
-        self.notify = notify
         self.identifiers = IdentifierSource()
         self.idempotent_requests = IdempotentRequests(store.submissions)
         self.commands = commands

@@ -108,9 +108,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         """
         item = self._item_to_change(job_id, caller, "resume")
         self._check_resumable(item)
-        resumed = self._store.submissions.resume(job_id, self._context.policy.quota, caller.actor)
-        self._context.notify()
-        return self._view(resumed)
+        return self._view(self._store.submissions.resume(job_id, self._context.policy.quota, caller.actor))
 
     def log(self, job_id: str, max_bytes: int) -> bytes:
         """Return the end of the log of the run; empty while the run has not begun.

@@ -144,9 +144,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             NotOwnerError: when another key submitted it.
         """
         self._item_to_change(work_id, caller, "cancel")
-        item = self._store.submissions.cancel(work_id, caller.actor)
-        self._context.notify()
-        return self._view(item)
+        return self._view(self._store.submissions.cancel(work_id, caller.actor))
 
     def delete(self, work_id: str, caller: Caller) -> None:
         """Delete work that has ended, with its records and files. The recommendation of a tuning stays.
@@ -186,7 +184,6 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
 
     def _cancel_all(self, heads: Sequence[WorkHead], caller: Caller) -> dict[str, BulkResult]:
         states = self._store.submissions.cancel_all([head.id for head in heads], caller.actor)
-        self._context.notify()
         return {
             head.id: BulkResult(id=head.id, status=HTTPStatus.OK, state=states[head.id])
             if head.id in states
@@ -229,7 +226,6 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
 
     def _queue(self, work: NewWork, idempotency: Idempotency | None) -> SubmissionResponse:
         item = self._store.submissions.add(work, self._context.policy.quota, idempotency)
-        self._context.notify()
         return SubmissionResponse(item.id, self._view(item).model_dump_json())
 
     def _item(self, work_id: str) -> WorkItem:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -49,6 +50,23 @@ def test_a_repeated_request_is_served_from_the_store(service: Running, client: C
     again = client.tunings.submit(tuning_request(), fresh=True)
     assert again.id != first.id
     assert client.tunings.wait(again.id).recommendation_id != first.recommendation_id
+
+
+def test_the_workers_are_woken_after_each_change_that_concerns_them(service: Running) -> None:
+    """By requests that queue or cancel work, one or several pieces; not by a refused request, nor by reading."""
+    woken: SimpleQueue[str] = SimpleQueue()
+    object.__setattr__(service.system.context, "wake_workers", lambda: woken.put("woken"))
+    assert service.http.post("/v1/tunings", json=body(effective_batch_size=0)).status_code == 422
+    location = service.http.post("/v1/tunings", json=body()).headers["location"]
+    assert woken.get(timeout=PATIENCE_SECONDS)
+    answer = ended(service.http, location)["recommendation_id"]
+    job = {"recommendation_id": answer, "training": {"updates": 1}}
+    job_id = service.http.post("/v1/jobs", json=job).json()["id"]
+    service.http.post(f"/v1/jobs/{job_id}/cancel")
+    service.http.post("/v1/jobs/bulk", json={"action": "cancel", "ids": [job_id]})
+    service.http.post(f"/v1/recommendations/{answer}/confirm")
+    assert [woken.get(timeout=PATIENCE_SECONDS) for _ in range(4)] == ["woken"] * 4
+    assert woken.empty()
 
 
 def test_equal_requests_at_once_are_measured_once(start_service: StartService) -> None:

@@ -76,7 +76,6 @@ def context_of(store: Store) -> ApplicationContext:
         Policy([], []),
         Path("unused"),
         60.0,
-        lambda: None,
         commands=RegisteredCommands({}, Path()),
         hit_counter=hit_counter,
     )

@@ -11,7 +11,7 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import CheckpointList, ConfiguredJob, Job, JobPage, JobSubmission
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import Context
+from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
     DeviceFilter,
     FingerprintFilter,
@@ -88,7 +88,7 @@ router = _WORK.router()
     "",
     operation_id="submitJob",
     summary="Submit a training job",
-    dependencies=[requires_scope(Scope.JOBS_RUN)],
+    dependencies=[requires_scope(Scope.JOBS_RUN), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Job,
     responses=_SUBMITTED | declared(*SUBMISSION_STATUSES),
@@ -156,7 +156,7 @@ _WORK.add_ending(router)
     "/{job_id}/resume",
     operation_id="resumeJob",
     summary="Resume a job",
-    dependencies=[requires_scope(Scope.JOBS_RUN)],
+    dependencies=[requires_scope(Scope.JOBS_RUN), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,
     responses=_RESUMED | declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS),
 )

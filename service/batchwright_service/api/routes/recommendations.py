@@ -12,7 +12,7 @@ from batchwright.client.documents.staleness import Staleness
 from batchwright.client.documents.work import RecommendationPage, Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import Context
+from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
     DeviceOrNameFilter,
     FingerprintFilter,
@@ -126,7 +126,7 @@ def read_staleness(recommendation_id: RecommendationId, context: Context) -> Sta
     "/{recommendation_id}/confirm",
     operation_id="confirmRecommendation",
     summary="Confirm a recommendation",
-    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Tuning,
     responses=SUBMITTED | declared(*SUBMISSION_STATUSES),

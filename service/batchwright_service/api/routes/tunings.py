@@ -11,7 +11,7 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import ProbeList, Tuning, TuningPage, TuningSubmission
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import Context
+from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
     DeviceFilter,
     FingerprintFilter,
@@ -80,7 +80,7 @@ router = _WORK.router()
     "",
     operation_id="submitTuning",
     summary="Submit a tuning",
-    dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
+    dependencies=[requires_scope(Scope.TUNINGS_WRITE), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,
     response_model=Tuning,
     responses=SUBMITTED | declared(*SUBMISSION_STATUSES),

@@ -15,7 +15,7 @@ from batchwright.client.documents.bulk import BulkResponse, BulkSubmission
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.work import Job, JobPage, Tuning, TuningPage
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
-from batchwright_service.api.context import Context
+from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
     CurrentFollower,
     Format,
@@ -122,7 +122,7 @@ class WorkRoutes:
             operation_id=self._operation("cancel"),
             summary=f"Cancel a {self.kind}",
             description=f"Cancel a {self.kind}. Repeating this is harmless, as an ended {self.kind} is not changed.",
-            dependencies=[requires_scope(self.write_scope)],
+            dependencies=[requires_scope(self.write_scope), WAKES_WORKERS],
             response_model=self.document,
             responses=on_success(links=self.own_links) | _MISSING,
         )
@@ -198,7 +198,7 @@ class WorkRoutes:
             operation_id=f"{self._operation('change')}s",
             summary=f"Cancel or delete several {self.kind}s",
             description=_BULK_DESCRIPTION.format(kind=self.kind),
-            dependencies=[requires_scope(self.write_scope)],
+            dependencies=[requires_scope(self.write_scope), WAKES_WORKERS],
             responses=declared(HTTPStatus.BAD_REQUEST, *_OF_BODIES),
         )
         def change_all(
