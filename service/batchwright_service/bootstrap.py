@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 
 from fastapi import FastAPI
@@ -34,10 +35,18 @@ from batchwright_service.auth.audit_trail import AuditRetention, AuditTrail
 from batchwright_service.auth.sessions import Sessions
 from batchwright_service.dashboard import routes as dashboard
 from batchwright_service.fast_path.queue_positions import QueuePositions
+from batchwright_service.observability.collectors import (
+    backlog_families,
+    device_families,
+    fleet_families,
+    queue_families,
+    readiness_families,
+)
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.settings import Settings
 from batchwright_service.store.database.engine import CONNECTIONS
 from batchwright_service.store.models import Quota
+from batchwright_service.store.outbox.deliveries import Backlog
 from batchwright_service.store.store import Store
 from batchwright_service.webhooks.deliverer import Deliverer, Schedule
 from batchwright_service.webhooks.management import WebhookCases
@@ -185,12 +194,12 @@ def _application(settings: Settings, store: Store, hit_counter: HitCounter) -> A
 
 def _collect_metrics(instruments: Instruments, store: Store, settings: Settings, readiness: Readiness) -> None:
     """Include the readiness and the counts of the store in each scrape."""
-    metrics = instruments.metrics
-    metrics.collect_queue(store.queue.depths)
-    metrics.collect_devices(store.devices.list, settings.lease_seconds)
-    metrics.collect_fleet(store.fleet.reports)
-    metrics.collect_webhooks(store.deliveries.backlog)
-    metrics.collect_readiness(readiness.is_ready)
+    collect = instruments.metrics.collect
+    collect("the queue", store.queue.depths, queue_families, ())
+    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds), ())
+    collect("the fleet", store.fleet.reports, fleet_families, ())
+    collect("webhooks", store.deliveries.backlog, backlog_families, Backlog(0, 0, 0.0))
+    collect("the readiness", readiness.is_ready, readiness_families, False)
 
 
 def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, instruments: Instruments) -> Deliverer:

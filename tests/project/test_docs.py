@@ -18,6 +18,13 @@ from batchwright.errors import ExportRefusal
 from batchwright.planning import search
 from batchwright.planning.stages import undivided_batch
 from batchwright_service import errors
+from batchwright_service.observability.collectors import (
+    backlog_families,
+    device_families,
+    fleet_families,
+    queue_families,
+    readiness_families,
+)
 from batchwright_service.observability.metrics import Metrics
 from batchwright_service.problem_mapping import _TUNER_ERRORS
 from batchwright_service.settings import Settings
@@ -150,11 +157,11 @@ def test_every_route_is_listed() -> None:
 def test_every_metric_is_listed() -> None:
     """As Prometheus names it; no other is."""
     metrics = Metrics("0")
-    metrics.collect_queue(list)
-    metrics.collect_fleet(list)
-    metrics.collect_webhooks(lambda: Backlog(0, 0, 0.0))
-    metrics.collect_devices(list, 15.0)
-    metrics.collect_readiness(lambda: True)
+    metrics.collect("the queue", list, queue_families, [])
+    metrics.collect("the fleet", list, fleet_families, [])
+    metrics.collect("webhooks", lambda: Backlog(0, 0, 0.0), backlog_families, Backlog(0, 0, 0.0))
+    metrics.collect("the devices", list, lambda found: device_families(found, 15.0), [])
+    metrics.collect("the readiness", lambda: True, readiness_families, False)
     metrics.collect_disks({})
     families = [it for it in metrics.registry.collect() if it.name.startswith("batchwright_")]
     names = {f"{it.name}_total" if it.type == "counter" else it.name for it in families}

@@ -23,7 +23,7 @@ from batchwright_service.api.reads.row_streams import RowFormat
 from batchwright_service.application.views import PREFIXES
 from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import MAX_FAULTS
-from batchwright_service.store.models import Idempotency, Search
+from batchwright_service.store.models import Idempotency, Search, WorkFilter
 
 _LARGEST_EVENT_ID = 2**31 - 1
 
@@ -98,44 +98,29 @@ RecommendationCursor = Annotated[str | None, _text(pattern="^r[0-9a-f]{32}" + _O
 _NO_CONTROL_CHARACTERS = described_pattern(r"^[^\x00-\x1f]*$", "must not contain control characters")
 _NAME = _text(maxLength=300, pattern=_NO_CONTROL_CHARACTERS)
 
+
+def _only(items: str) -> Any:  # noqa: ANN401 - the type that FastAPI's `Query` returns
+    """Return the filter of the items whose text, such as a name, equals the parameter."""
+    return Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description=f"Return only items {items}.")
+
+
 _HEXADECIMAL = described_pattern("^[0-9a-f]*$", "must consist of the hexadecimal digits 0 to 9 and a to f")
 FingerprintFilter = Annotated[
     str | None,
     _text(maxLength=64, pattern=_HEXADECIMAL),
     Query(max_length=64, pattern=_HEXADECIMAL, description="Return only items with this fingerprint."),
 ]
-DeviceFilter = Annotated[
-    str | None,
-    _NAME,
-    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Return only items of this device, by its id."),
-]
-DeviceOrNameFilter = Annotated[
-    str | None,
-    _NAME,
-    Query(
-        max_length=300,
-        pattern=_NO_CONTROL_CHARACTERS,
-        description="Return only items of this device, by its id or product name.",
-    ),
-]
-ModelFilter = Annotated[
-    str | None,
-    _NAME,
-    Query(
-        max_length=300,
-        pattern=_NO_CONTROL_CHARACTERS,
-        description="Return only items of this model, by its short name.",
-    ),
-]
+DeviceFilter = Annotated[str | None, _NAME, _only("of this device, by its id")]
+DeviceOrNameFilter = Annotated[str | None, _NAME, _only("of this device, by its id or product name")]
+ModelFilter = Annotated[str | None, _NAME, _only("of this model, by its short name")]
 
 
-_WORDS = described_pattern(r"^[^\x00-\x1f]*$", "must not contain control characters")
 _LABEL = described_pattern("^[^=\x00-\x1f]+=[^\x00-\x1f]*$", "must be a key and a value, for example `team=vision`")
 _Words = Annotated[
     str,
     Query(
         max_length=200,
-        pattern=_WORDS,
+        pattern=_NO_CONTROL_CHARACTERS,
         description="Words, each of which is a part of the name, project, labels, model, device, fingerprint or id, in "
         "either letter case.",
     ),
@@ -148,20 +133,8 @@ _LabelFilter = Annotated[
         description="Return only items with this label, as `key=value`. Repeat the parameter for several labels.",
     ),
 ]
-_Project = Annotated[
-    str | None,
-    _NAME,
-    Query(max_length=300, pattern=_NO_CONTROL_CHARACTERS, description="Return only items of this project."),
-]
-_Owner = Annotated[
-    str | None,
-    _NAME,
-    Query(
-        max_length=300,
-        pattern=_NO_CONTROL_CHARACTERS,
-        description="Return only items that an API key with this name or id submitted.",
-    ),
-]
+_Project = Annotated[str | None, _NAME, _only("of this project")]
+_Owner = Annotated[str | None, _NAME, _only("that an API key with this name or id submitted")]
 _CODE = described_pattern("^[a-z0-9-]*$", "must be the code of a problem, for example `workload-error`")
 _ProblemCode = Annotated[
     str | None,
@@ -171,24 +144,8 @@ _ProblemCode = Annotated[
 _CreatedAfter = Annotated[
     Moment, Query(description="Return only items that were created after this time, with a time zone.")
 ]
-_Slot = Annotated[
-    str | None,
-    _NAME,
-    Query(
-        max_length=300,
-        pattern=_NO_CONTROL_CHARACTERS,
-        description="Return only items that run on this slot (host and device), or ran there last.",
-    ),
-]
-QueueSlot = Annotated[
-    str | None,
-    _NAME,
-    Query(
-        max_length=300,
-        pattern=_NO_CONTROL_CHARACTERS,
-        description="Return only items that the worker of this slot (host and device) can take.",
-    ),
-]
+_Slot = Annotated[str | None, _NAME, _only("that run on this slot (host and device), or ran there last")]
+QueueSlot = Annotated[str | None, _NAME, _only("that the worker of this slot (host and device) can take")]
 _SORT = "Field to sort by, with `-` before it for the largest first; the newest come first without it."
 _WORK_SORTS = (
     *("created", "name", "model", "state", "device", "priority", "probes", "ended"),
@@ -242,7 +199,6 @@ async def _recommendation_search(  # noqa: PLR0913, PLR0917 - as above
     return _search(q, label, sort, project=project, owner=owner, created_after=created_after)
 
 
-WorkSearch = Annotated[Search, Depends(_work_search)]
 RecommendationSearch = Annotated[Search, Depends(_recommendation_search)]
 
 
@@ -258,6 +214,20 @@ StateFilter = Annotated[
         description="Return only items in this state, in either letter case. Repeat the parameter for several states."
     ),
 ]
+
+
+async def _work_filter(
+    search: Annotated[Search, Depends(_work_search)],
+    state: StateFilter = None,
+    device: DeviceFilter = None,
+    model: ModelFilter = None,
+    fingerprint: FingerprintFilter = None,
+) -> WorkFilter:
+    states = tuple(sorted(set(state or ())))  # equal filters compare equal
+    return WorkFilter(states, device, model, fingerprint, search)
+
+
+WorkFilters = Annotated[WorkFilter, Depends(_work_filter)]
 PrecisionFilter = Annotated[
     Precision | None, _text(enum=list(get_args(Precision))), Query(description="Return only items with this precision.")
 ]

@@ -157,5 +157,8 @@ COMMON_STATUSES = (
 )
 """Statuses of the problems of every route."""
 
+BODY_STATUSES = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+"""Statuses of the problems of every route that takes a body."""
+
 ALWAYS = declared(HTTPStatus.UNAUTHORIZED, *COMMON_STATUSES)
 """Problems of every route that requires authentication."""

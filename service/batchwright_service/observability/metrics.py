@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,18 +30,8 @@ from typing_extensions import override
 
 from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind, WorkOutcome, outcome_of
 from batchwright_service.errors import ConfigurationError
-from batchwright_service.observability.collectors import (
-    ReadFamilies,
-    backlog_families,
-    device_families,
-    disk_families,
-    fleet_families,
-    queue_families,
-    readiness_families,
-)
-from batchwright_service.store.models import AnnouncedDevice, Ending, ReportedFleet
-from batchwright_service.store.outbox.deliveries import Backlog
-from batchwright_service.store.scheduling import QueueDepth
+from batchwright_service.observability.collectors import ReadFamilies, ValueT, disk_families
+from batchwright_service.store.models import Ending
 
 _log = logging.getLogger(__name__)
 
@@ -243,29 +233,11 @@ class Metrics:
         """Observe an attempt to deliver to a webhook, by its result; ``seconds`` since the event."""
         self._deliveries.labels(result).observe(seconds)
 
-    def collect_webhooks(self, backlog: Callable[[], Backlog]) -> None:
-        """Include the messages that are not delivered in each scrape."""
-        self.registry.register(ReadFamilies("webhooks", backlog, backlog_families, Backlog(0, 0, 0.0)))
-
-    def collect_queue(self, depths: Callable[[], Sequence[QueueDepth]]) -> None:
-        """Include the depth of the queue in each scrape."""
-        self.registry.register(ReadFamilies[Sequence[QueueDepth]]("the queue", depths, queue_families, ()))
-
-    def collect_devices(self, devices: Callable[[], Sequence[AnnouncedDevice]], lease_seconds: float) -> None:
-        """Include the announced devices in each scrape; a device is silent ``lease_seconds`` after its heartbeat."""
-        self.registry.register(
-            ReadFamilies[Sequence[AnnouncedDevice]](
-                "the devices", devices, lambda found: device_families(found, lease_seconds), ()
-            )
-        )
-
-    def collect_readiness(self, is_ready: Callable[[], bool]) -> None:
-        """Include the readiness of the service in each scrape."""
-        self.registry.register(ReadFamilies("the readiness", is_ready, readiness_families, False))
-
-    def collect_fleet(self, reports: Callable[[], Sequence[ReportedFleet]]) -> None:
-        """Include the last reports of the dispatchers in each scrape."""
-        self.registry.register(ReadFamilies[Sequence[ReportedFleet]]("the fleet", reports, fleet_families, ()))
+    def collect(
+        self, name: str, read: Callable[[], ValueT], families: Callable[[ValueT], Iterable[Metric]], empty: ValueT
+    ) -> None:
+        """Include families that are read at each scrape; see ``ReadFamilies``."""
+        self.registry.register(ReadFamilies(name, read, families, empty))
 
     def collect_workers(self, families: Families) -> None:
         """Include the metrics of workers in another process in each scrape."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -158,11 +158,6 @@ class WorkFilter:
     model: str | None = None
     fingerprint: str | None = None
     search: Search = NO_SEARCH
-
-
-def in_states(states: Iterable[State] | None) -> tuple[State, ...]:
-    """Return states as ``WorkFilter`` takes them: each once and sorted, so that equal filters compare equal."""
-    return tuple(sorted(set(states or ())))
 
 
 @dataclass(frozen=True, kw_only=True)

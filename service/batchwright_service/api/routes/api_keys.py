@@ -11,7 +11,7 @@ from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, K
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import strict_body
-from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, declared
 from batchwright_service.api.responses import Responses, links
 from batchwright_service.api.strict_route import StrictRoute
 
@@ -33,13 +33,7 @@ def list_keys(context: Context) -> KeyList:
     summary="Create an API key",
     dependencies=[requires_scope(Scope.ADMIN)],
     status_code=HTTPStatus.CREATED,
-    responses=_CREATED
-    | declared(
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-    ),
+    responses=_CREATED | declared(*BODY_STATUSES),
 )
 def create_key(
     submission: Annotated[KeySubmission, strict_body(KeySubmission)],
@@ -61,7 +55,7 @@ def create_key(
     operation_id="revokeKey",
     summary="Revoke an API key",
     dependencies=[requires_scope(Scope.ADMIN)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def revoke_key(key_id: KeyId, caller: CurrentCaller, context: Context) -> ApiKey:
     """Revoke an API key for good. The key is refused within five seconds, and stays in the list.

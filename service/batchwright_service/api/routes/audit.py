@@ -49,7 +49,7 @@ _Cursor = Annotated[
     operation_id="listAudit",
     summary="Read the audit log",
     dependencies=[requires_scope(Scope.ADMIN)],
-    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.BAD_REQUEST),
 )
 def list_audit(  # noqa: PLR0913, PLR0917 - one parameter per filter
     context: Context,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from fastapi import APIRouter, Response
 
 from batchwright.client.documents.api_keys import Scope
@@ -12,7 +10,7 @@ from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
-from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.problems import ALWAYS
 from batchwright_service.api.responses import on_success
 from batchwright_service.api.strict_route import StrictRoute
 
@@ -27,7 +25,7 @@ _REVALIDATED = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Co
     summary="List the registered commands",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=CommandList,
-    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED,
 )
 async def list_commands(context: Context, if_none_match: IfNoneMatch = None) -> Response:
     """List the training commands that the operator lets callers tune and run, with the JSON Schema of their arguments.

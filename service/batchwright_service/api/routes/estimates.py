@@ -20,7 +20,7 @@ from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, strict_body
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, StaticContent
 from batchwright_service.api.events.change_feed import ChangeFeed
-from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, declared
 from batchwright_service.api.responses import on_success
 from batchwright_service.api.strict_route import StrictRoute
 from batchwright_service.application.estimates import EstimateCases
@@ -36,13 +36,7 @@ router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_cla
     operation_id="createEstimate",
     summary="Estimate what fits on GPUs",
     dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
-    responses=declared(
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    ),
+    responses=declared(*BODY_STATUSES, HTTPStatus.GATEWAY_TIMEOUT),
 )
 async def create_estimate(
     submission: Annotated[EstimateRequest, strict_body(EstimateRequest)],
@@ -65,7 +59,7 @@ async def create_estimate(
     summary="List the known GPUs",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=GpuList,
-    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED | declared(HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED,
 )
 async def list_gpus(request: Request, _if_none_match: IfNoneMatch = None) -> Response:
     """List the GPUs that an estimate can name, with their memory and the source of every figure.

@@ -23,7 +23,7 @@ from batchwright_service.api.strict_route import StrictRoute
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)
 
 _DEFAULTS = ExportOptions()
-_REFUSED = declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+_REFUSED = declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 _TEXT: Responses = {
     200: {
         "description": "The content of the file, ready to be written or piped.",

@@ -13,35 +13,22 @@ from batchwright.client.documents.work import CheckpointList, ConfiguredJob, Job
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
-    DeviceFilter,
-    FingerprintFilter,
     IdempotencyHeader,
     JobCursor,
     JobId,
     Limit,
-    ModelFilter,
-    StateFilter,
     Tail,
-    WorkSearch,
+    WorkFilters,
     strict_body,
 )
 from batchwright_service.api.problems import declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.responses import QUEUED_HEADERS, Responses, json_response, submitted
 from batchwright_service.api.routes.work import SUBMISSION_STATUSES, WorkRoutes
-from batchwright_service.store.models import WorkFilter, in_states
 
 
-async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    search: WorkSearch,
-    state: StateFilter = None,
-    device: DeviceFilter = None,
-    model: ModelFilter = None,
-    fingerprint: FingerprintFilter = None,
-    limit: Limit = 50,
-    cursor: JobCursor = None,
-) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint, search))
+async def _page(filters: WorkFilters, limit: Limit = 50, cursor: JobCursor = None) -> WorkListQuery:
+    return WorkListQuery(limit, cursor, filters)
 
 
 _WORK = WorkRoutes(

@@ -39,7 +39,7 @@ def list_devices(context: Context) -> DeviceList:
     operation_id="readQueue",
     summary="Read the queue",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.UNAUTHORIZED),
 )
 def read_queue(context: Context, limit: Limit = 50, slot: QueueSlot = None) -> Queue:
     """List the queued work in the order in which workers take it, with the expected waits where they are known.
@@ -67,7 +67,7 @@ def read_fleet(context: Context) -> Fleet:
     operation_id="readSummary",
     summary="Read the statistics of a period",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.UNAUTHORIZED),
 )
 def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod = Period.DAY) -> Summary:
     """Summarize the work that ended within a period, and the work that has not ended.
@@ -83,7 +83,7 @@ def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod 
     operation_id="readOccupancy",
     summary="Read the occupancy of the devices",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.UNAUTHORIZED),
 )
 def read_occupancy(context: Context, period: CoveredTime = OccupancyPeriod.DAY) -> Occupancy:
     """Read for which share of each half hour of the last day work held each device, from the records of the work.

@@ -60,7 +60,7 @@ _JOB_LINK = {
         links=links("recommendation_id", "items/0/id", "getRecommendation"),
         content=ROW_CONTENT,
     )
-    | declared(HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY),
+    | declared(HTTPStatus.BAD_REQUEST),
 )
 async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per filter
     context: Context,
@@ -93,9 +93,7 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     summary="Read a recommendation",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=Recommendation,
-    responses=on_success(headers=TAG_HEADERS, links=_JOB_LINK)
-    | NOT_MODIFIED
-    | declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=on_success(headers=TAG_HEADERS, links=_JOB_LINK) | NOT_MODIFIED | declared(HTTPStatus.NOT_FOUND),
 )
 async def get_recommendation(
     recommendation_id: RecommendationId, context: Context, if_none_match: IfNoneMatch = None
@@ -112,7 +110,7 @@ async def get_recommendation(
     operation_id="readStaleness",
     summary="Read whether a recommendation still holds",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND),
 )
 def read_staleness(recommendation_id: RecommendationId, context: Context) -> Staleness:
     """Read what has changed on the device of a recommendation since it was made, as its worker reports now.

@@ -13,34 +13,21 @@ from batchwright.client.documents.work import ProbeList, Tuning, TuningPage, Tun
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
-    DeviceFilter,
-    FingerprintFilter,
     IdempotencyHeader,
     Limit,
-    ModelFilter,
-    StateFilter,
     TuningCursor,
     TuningId,
-    WorkSearch,
+    WorkFilters,
     strict_body,
 )
 from batchwright_service.api.problems import declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.responses import QUEUED_HEADERS, SUBMITTED_HEADERS, Responses, submitted
 from batchwright_service.api.routes.work import RECOMMENDATION_LINK, SUBMISSION_STATUSES, WorkRoutes
-from batchwright_service.store.models import WorkFilter, in_states
 
 
-async def _page(  # noqa: PLR0913, PLR0917 - one parameter per filter
-    search: WorkSearch,
-    state: StateFilter = None,
-    device: DeviceFilter = None,
-    model: ModelFilter = None,
-    fingerprint: FingerprintFilter = None,
-    limit: Limit = 50,
-    cursor: TuningCursor = None,
-) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, WorkFilter(in_states(state), device, model, fingerprint, search))
+async def _page(filters: WorkFilters, limit: Limit = 50, cursor: TuningCursor = None) -> WorkListQuery:
+    return WorkListQuery(limit, cursor, filters)
 
 
 _WORK = WorkRoutes(

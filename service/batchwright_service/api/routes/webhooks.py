@@ -21,7 +21,7 @@ from batchwright.client.documents.webhooks import (
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, strict_body
-from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, declared
 from batchwright_service.api.responses import Responses, links
 from batchwright_service.api.strict_route import StrictRoute
 
@@ -31,12 +31,6 @@ _ADMIN = [requires_scope(Scope.ADMIN)]
 _CREATED: Responses = {
     201: {"description": "Registered.", "links": links("webhook_id", "id", "listDeliveries", "testWebhook")}
 }
-_INVALID_BODY = declared(
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-)
 _NO_STORE = {"Cache-Control": "no-store"}
 WebhookId = Annotated[
     str, Path(description="Identifier of a webhook.", examples=["whk_0192f3a1b2c3700089abcdef01234567"])
@@ -68,7 +62,7 @@ def list_webhooks(context: Context) -> WebhookList:
     summary="Register a webhook",
     dependencies=_ADMIN,
     status_code=HTTPStatus.CREATED,
-    responses=_CREATED | _INVALID_BODY | declared(HTTPStatus.CONFLICT),
+    responses=_CREATED | declared(*BODY_STATUSES, HTTPStatus.CONFLICT),
 )
 def create_webhook(
     submission: Annotated[WebhookSubmission, strict_body(WebhookSubmission)],
@@ -92,7 +86,7 @@ def create_webhook(
     summary="Delete a webhook",
     dependencies=_ADMIN,
     status_code=HTTPStatus.NO_CONTENT,
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND),
 )
 def delete_webhook(webhook_id: WebhookId, caller: CurrentCaller, context: Context) -> Response:
     """Delete a webhook with its messages, those that are not delivered included."""
@@ -105,7 +99,7 @@ def delete_webhook(webhook_id: WebhookId, caller: CurrentCaller, context: Contex
     operation_id="rotateWebhookSecret",
     summary="Replace the secret of a webhook",
     dependencies=_ADMIN,
-    responses=_INVALID_BODY | declared(HTTPStatus.NOT_FOUND),
+    responses=declared(*BODY_STATUSES, HTTPStatus.NOT_FOUND),
 )
 def rotate_secret(
     webhook_id: WebhookId,
@@ -125,7 +119,7 @@ def rotate_secret(
     summary="Send a test message",
     dependencies=_ADMIN,
     status_code=HTTPStatus.ACCEPTED,
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND),
 )
 def try_webhook(webhook_id: WebhookId, context: Context) -> Delivery:
     """Send a message of the type `webhook.test`. Its delivery is in the list."""
@@ -137,7 +131,7 @@ def try_webhook(webhook_id: WebhookId, context: Context) -> Delivery:
     operation_id="listDeliveries",
     summary="List the deliveries to a webhook",
     dependencies=_ADMIN,
-    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),
 )
 def list_deliveries(
     webhook_id: WebhookId, context: Context, state: _State = None, limit: Limit = 50, cursor: _Cursor = None
@@ -155,7 +149,7 @@ def list_deliveries(
     summary="Send a message again",
     dependencies=_ADMIN,
     status_code=HTTPStatus.ACCEPTED,
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=declared(HTTPStatus.NOT_FOUND),
 )
 def resend_delivery(webhook_id: WebhookId, delivery_id: DeliveryId, context: Context) -> Delivery:
     """Send a message again, with all attempts before it. It has the same `webhook-id` and the same body."""

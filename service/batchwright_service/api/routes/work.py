@@ -27,22 +27,14 @@ from batchwright_service.api.dependencies import (
 )
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS
 from batchwright_service.api.events.streaming import Poll, event_stream, long_poll
-from batchwright_service.api.problems import ALWAYS, RETRY_AFTER_HEADER, declared
+from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, RETRY_AFTER_HEADER, declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from batchwright_service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
 from batchwright_service.api.strict_route import StrictRoute
 
-SUBMISSION_STATUSES = (
-    HTTPStatus.BAD_REQUEST,
-    HTTPStatus.NOT_FOUND,
-    HTTPStatus.CONFLICT,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.TOO_MANY_REQUESTS,
-)
+SUBMISSION_STATUSES = (*BODY_STATUSES, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS)
 """Statuses of the problems of every submission."""
-_OF_BODIES = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 _MISSING = declared(HTTPStatus.NOT_FOUND)
 _GET_DESCRIPTION = """\
 Read a {kind}. With `wait`, the response is sent when the {kind} has ended, or after that many seconds.
@@ -199,7 +191,7 @@ class WorkRoutes:
             summary=f"Cancel or delete several {self.kind}s",
             description=_BULK_DESCRIPTION.format(kind=self.kind),
             dependencies=[requires_scope(self.write_scope), WAKES_WORKERS],
-            responses=declared(HTTPStatus.BAD_REQUEST, *_OF_BODIES),
+            responses=declared(*BODY_STATUSES),
         )
         def change_all(
             submission: Annotated[BulkSubmission, strict_body(BulkSubmission)],
