@@ -195,9 +195,9 @@ def _application(settings: Settings, store: Store, hit_counter: HitCounter) -> A
 def _collect_metrics(instruments: Instruments, store: Store, settings: Settings, readiness: Readiness) -> None:
     """Include the readiness and the counts of the store in each scrape."""
     collect = instruments.metrics.collect
-    collect("the queue", store.queue.depths, queue_families, ())
-    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds), ())
-    collect("the fleet", store.fleet.reports, fleet_families, ())
+    collect("the queue", store.queue.depths, queue_families, [])
+    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds), [])
+    collect("the fleet", store.fleet.reports, fleet_families, [])
     collect("webhooks", store.deliveries.backlog, backlog_families, Backlog(0, 0, 0.0))
     collect("the readiness", readiness.is_ready, readiness_families, False)
 

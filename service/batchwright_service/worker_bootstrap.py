@@ -135,7 +135,7 @@ def assemble_worker(
         instruments.metrics.collect_disks({"runs": settings.runs_dir, "temporary": Path(tempfile.gettempdir())})
     port = settings.metrics_port
     address = None if port is None else (settings.metrics_host, port)
-    coordinator = Coordinator(store, executors, versions, worker_settings, store.new_listener)
+    coordinator = Coordinator(store, executors, versions, worker_settings)
     return WorkerSystem(store, coordinator, instruments, address)
 
 

@@ -19,6 +19,5 @@ Where a new thing goes: a target where work can run (a cluster, say), an executo
 ``batchwright.planning.session`` first; the length of a wait, ``domain.lease_waits``.
 
 The package may import ``batchwright_service.application``, ``batchwright_service.observability``,
-``batchwright_service.store`` (only ``coordinator`` and ``device_worker`` take the whole ``Store``, to hand on its
-parts) and the layers below; neither ``batchwright_service.api`` nor torch.
+``batchwright_service.store`` and the layers below; neither ``batchwright_service.api`` nor torch.
 """

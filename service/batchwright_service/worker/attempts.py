@@ -13,9 +13,8 @@ from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.logging import log_context
 from batchwright_service.observability.tracing import Attribute, SpanKind
 from batchwright_service.problem_mapping import stored_problem
-from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import Claim, Ending, Lease
-from batchwright_service.store.work_queries import WorkStore
+from batchwright_service.store.store import Store
 from batchwright_service.worker.lease import LeaseHolder, StopReason
 from batchwright_service.worker.runner import DeviceContext, WorkRunner, WorkStoppedError
 
@@ -31,18 +30,14 @@ class AttemptRunner:
     """Run claimed work, one piece at a time, on the worker's thread.
 
     Args:
-        leases: where work is finished or handed back.
-        work: the stored work, to check that it still waits.
+        store: where work is finished or handed back.
         runner: runs claimed work.
         context: the device, and the health of its host.
         instruments: metrics and spans.
     """
 
-    def __init__(
-        self, leases: LeaseStore, work: WorkStore, runner: WorkRunner, context: DeviceContext, instruments: Instruments
-    ) -> None:
-        self._leases = leases
-        self._work = work
+    def __init__(self, store: Store, runner: WorkRunner, context: DeviceContext, instruments: Instruments) -> None:
+        self._store = store
         self._runner = runner
         self._slot = context.served.slot
         self._device = context.served.device.id
@@ -62,7 +57,7 @@ class AttemptRunner:
         if self._pending_hand_back is None:
             return
         try:
-            self._leases.hand_back(self._pending_hand_back)
+            self._store.leases.hand_back(self._pending_hand_back)
         except StaleLeaseError as error:
             _log.info("%s: %s", self._slot, error)
         self._pending_hand_back = None
@@ -135,12 +130,12 @@ class AttemptRunner:
     def _is_queued(self, work_id: str) -> bool:
         """Return whether work is still queued: work that runs elsewhere needs no space on this host."""
         try:
-            return self._work.get(work_id).state is State.QUEUED
+            return self._store.work.get(work_id).state is State.QUEUED
         except (NotFoundError, StoreUnavailableError):
             return False
 
     def _finish(self, claim: Claim, holder: LeaseHolder, ending: Ending) -> str:
-        holder.retry(lambda: self._leases.finish(holder.lease, ending))
+        holder.retry(lambda: self._store.leases.finish(holder.lease, ending))
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
         self._instruments.metrics.observe_work(claim.item.kind, ending, seconds)
@@ -158,5 +153,5 @@ class AttemptRunner:
         if reason is StopReason.LOST:
             self._retain_lost(holder)
         else:
-            holder.retry(lambda: self._leases.hand_back(holder.lease))
+            holder.retry(lambda: self._store.leases.hand_back(holder.lease))
         return reason.name if reason else "INTERRUPTED"

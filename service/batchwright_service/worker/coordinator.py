@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from batchwright_service.observability.logging import rate_limited_logger
-from batchwright_service.store.database.notifications import Listener, Receiver
 from batchwright_service.store.store import Store
 from batchwright_service.worker.device_worker import DeviceWorker
 from batchwright_service.worker.executors.base import Executor
@@ -15,9 +14,6 @@ from batchwright_service.worker.lease import StopReason
 from batchwright_service.worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
-
-NewListener = Callable[[str, Receiver], Listener | None]
-"""Creates a listener, as ``Store.new_listener``."""
 
 
 class Coordinator:
@@ -28,7 +24,6 @@ class Coordinator:
         executors: one executor per device.
         versions: the installed versions that affect memory.
         settings: the settings of the workers.
-        new_listener: creates the listener for notifications; without one, every worker polls.
     """
 
     def __init__(
@@ -37,22 +32,19 @@ class Coordinator:
         executors: Sequence[Executor],
         versions: dict[str, str],
         settings: WorkerSettings,
-        new_listener: NewListener | None = None,
     ) -> None:
         owner = settings.new_owner() if executors else ""
-        self._listener = new_listener(owner, self) if new_listener is not None and executors else None
+        self._listener = store.new_listener(owner, self) if executors else None
         self._warnings = rate_limited_logger(_log)
-        self._workers = [DeviceWorker(store, executor, versions, settings, owner, self) for executor in executors]
+        self._workers = [
+            DeviceWorker(store, executor, versions, settings, owner, self._listener is not None, self.announce_now)
+            for executor in executors
+        ]
         self._by_slot = {worker.served.slot: worker for worker in self._workers}
         is_notified = None if self._listener is None else self._is_notified
         self._heartbeat = Heartbeat(self._workers, store.devices, settings, is_notified)
         self._started = False
         self._stopped = False
-
-    @property
-    def has_notifications(self) -> bool:
-        """Return whether the database notifies waiting workers."""
-        return self._listener is not None
 
     def start(self) -> None:
         """Start every worker, or none. Does nothing when they run.

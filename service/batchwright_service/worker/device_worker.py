@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.system.host_failures import Cause, HostFailure, check_host
@@ -15,21 +15,10 @@ from batchwright_service.worker.executors.base import Executor
 from batchwright_service.worker.executors.memory_watch import MemoryWatch
 from batchwright_service.worker.host_health import HostHealth
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason, WorkClaimer
-from batchwright_service.worker.runner import DeviceContext, RunStores, WorkRunner
+from batchwright_service.worker.runner import DeviceContext, WorkRunner
 from batchwright_service.worker.settings import WorkerSettings
 from batchwright_service.worker.slot import Slot
 from batchwright_service.worker.work_loop import IdlePause, WorkLoop
-
-
-class ProcessLink(Protocol):
-    """The heartbeat and the notifications of the process, as a worker sees them."""
-
-    @property
-    def has_notifications(self) -> bool:
-        """True where the database notifies waiting workers."""
-
-    def announce_now(self) -> None:
-        """Announce the devices now."""
 
 
 class DeviceWorker:
@@ -41,7 +30,8 @@ class DeviceWorker:
         versions: the installed versions that affect memory.
         settings: the settings of the workers.
         owner: name of the process.
-        link: the heartbeat and the notifications of the process.
+        is_notified: whether the database notifies waiting workers.
+        announce_now: has the devices of the process announced now.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - built in one place
@@ -51,7 +41,8 @@ class DeviceWorker:
         versions: dict[str, str],
         settings: WorkerSettings,
         owner: str,
-        link: ProcessLink,
+        is_notified: bool,  # noqa: FBT001 - as above
+        announce_now: Callable[[], None],
     ) -> None:
         device, instruments, assignment = executor.device, settings.instruments, settings.assignment
         self.served = ServedDevice(
@@ -69,16 +60,15 @@ class DeviceWorker:
         self._memory = MemoryWatch(executor.memory_in_use, device.total_bytes)
         self._health = HostHealth(self.served.slot, self._check, self._report_health)
         context = DeviceContext(self.served, settings.runs_dir, self._health)
-        stores = RunStores(store.evidence, store.recommendations, store.residuals)
-        runner = WorkRunner(stores, executor, context, instruments)
-        attempt_runner = AttemptRunner(store.leases, store.work, runner, context, instruments)
+        runner = WorkRunner(store, executor, context, instruments)
+        attempt_runner = AttemptRunner(store, runner, context, instruments)
         terms = LeaseTerms(settings.lease_seconds, settings.shutdown_grace_seconds)
         self._is_announced = assignment is None  # a dispatcher announces the devices of its cluster
         self._claimer = WorkClaimer(store.leases, self.served, terms, assignment)
-        await_work = (lambda: store.devices.await_work(self.served)) if link.has_notifications else None
+        await_work = (lambda: store.devices.await_work(self.served)) if is_notified else None
         pause = IdlePause(settings.poll_seconds, await_work)
         self._loop = WorkLoop(self._claimer, attempt_runner, self._health, pause, once=assignment is not None)
-        self._link = link
+        self._announce_now = announce_now
 
     def start(self) -> None:
         """Take the slot, release the work of its dead owners, and start the thread.
@@ -152,4 +142,4 @@ class DeviceWorker:
 
     def _report_health(self, cause: str | None) -> None:
         self._settings.instruments.metrics.set_device_trouble(self.served.device.id, cause)
-        self._link.announce_now()
+        self._announce_now()

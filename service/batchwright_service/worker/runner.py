@@ -19,6 +19,7 @@ from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelle
 from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.residual import residual_of
+from batchwright.planning.learning.workload_family import family_of
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
@@ -36,7 +37,6 @@ from batchwright.system.host_failures import (
 from batchwright.units import format_bytes
 from batchwright_service.application.rules.device_checks import mark_slot, probe_environment
 from batchwright_service.application.rules.equal_tunings import answer_from
-from batchwright_service.application.rules.estimate_learning import residuals_for
 from batchwright_service.application.rules.warm_start import warm_start_of
 from batchwright_service.domain import lease_waits
 from batchwright_service.domain.hardware import HardwareNeed
@@ -45,9 +45,8 @@ from batchwright_service.errors import ServiceError
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.metrics import NOT_FINITE_CODE, OUT_OF_MEMORY_CODE
 from batchwright_service.problem_mapping import stored_problem
-from batchwright_service.store.evidence import EvidenceStore, ResidualStore
 from batchwright_service.store.models import Binding, Claim, Ending, WorkItem
-from batchwright_service.store.recommendation_queries import RecommendationStore
+from batchwright_service.store.store import Store
 from batchwright_service.worker.executors.base import Executor, TrainingRun
 from batchwright_service.worker.host_health import HostHealth
 from batchwright_service.worker.lease import LeaseHolder
@@ -57,6 +56,8 @@ _log = logging.getLogger(__name__)
 _MAX_LOST_LEASES = 5
 """Consecutive owners that may vanish without recording anything; with one more, the work is taken as the cause."""
 _EQUAL_TUNING_PAUSE_SECONDS = 0.5
+_MAX_RESIDUALS = 32
+"""Newest residuals of the family, and as many of other families, by which the estimates of a tuning are corrected."""
 
 
 class WorkStoppedError(Exception):
@@ -107,20 +108,11 @@ class DeviceContext:
     health: HostHealth
 
 
-@dataclass(frozen=True)
-class RunStores:
-    """The parts of the store that a run uses."""
-
-    evidence: EvidenceStore
-    recommendations: RecommendationStore
-    residuals: ResidualStore
-
-
 class WorkRunner:
     """Run claimed work on one executor, and record each step."""
 
-    def __init__(self, stores: RunStores, executor: Executor, context: DeviceContext, instruments: Instruments) -> None:
-        self._stores = stores
+    def __init__(self, store: Store, executor: Executor, context: DeviceContext, instruments: Instruments) -> None:
+        self._store = store
         self._executor = executor
         self._context = context
         self._served = context.served
@@ -150,24 +142,27 @@ class WorkRunner:
     # --- tunings ---
 
     def _tune(self, claim: Claim, holder: LeaseHolder) -> Ending:
-        item, stores, served = claim.item, self._stores, self._served
+        item, store, served = claim.item, self._store, self._served
         request, peers = TuningRequest.from_stored(item.payload), _devices_beside(claim)
-        recorded = holder.retry(lambda: stores.evidence.probes(item.id))
+        recorded = holder.retry(lambda: store.evidence.probes(item.id))
         environment = probe_environment(request, served)
         tuning = TuningSession(request, served.device, environment=environment, versions=served.versions, peers=peers)
         if recorded:
             _require_same_environment(tuning, item)
         elif (answer := self._answer(item, tuning, holder)) is not None:
             return answer
-        stored = holder.retry(lambda: warm_start_of(stores.recommendations, item))
-        residuals = holder.retry(lambda: residuals_for(stores.residuals, served, request))
-        hooks = _RecordingHooks(stores, self._context, self._instruments, tuning, holder, residuals)
+        stored = holder.retry(lambda: warm_start_of(store.recommendations, item))
+        residuals: Sequence[EstimateResidual] = ()
+        if request.command is None:  # which has no estimate
+            family = family_of(request.workload)
+            residuals = holder.retry(lambda: store.residuals.newest(served.hardware, family, _MAX_RESIDUALS))
+        hooks = _RecordingHooks(store, self._context, self._instruments, tuning, holder, residuals)
         _restore(item, tuning, stored, residuals, recorded)
         self._executor.tune(tuning, hooks, holder.grace_seconds)
         recommendation = self._recommendation(item, tuning)
         residual = residual_of(recommendation, served.hardware)
         if residual is not None:
-            holder.retry(lambda: stores.residuals.add(item.id, residual))
+            holder.retry(lambda: store.residuals.add(item.id, residual))
         return Ending(State.SUCCEEDED, recommendation=recommendation)
 
     def _answer(self, item: WorkItem, tuning: TuningSession, holder: LeaseHolder) -> Ending | None:
@@ -178,11 +173,11 @@ class WorkRunner:
         """
         if item.fresh:
             return None
-        stores, fingerprint = self._stores, tuning.fingerprint
+        store, fingerprint = self._store, tuning.fingerprint
         deadline = time.monotonic() + lease_waits.EQUAL_TUNING_SECONDS
         while True:
-            is_awaited = holder.retry(lambda: stores.evidence.is_measured_elsewhere(item.id, fingerprint))
-            found = holder.retry(lambda: stores.recommendations.with_fingerprint(fingerprint))
+            is_awaited = holder.retry(lambda: store.evidence.is_measured_elsewhere(item.id, fingerprint))
+            found = holder.retry(lambda: store.recommendations.with_fingerprint(fingerprint))
             if found is not None and found.evidence.proof.is_conclusive:
                 new_id = self._identifiers.new("rec")
                 answer = answer_from(found, tuning.request, self._served.device, item.names, new_id)
@@ -222,7 +217,7 @@ class WorkRunner:
             nonlocal newest
             unrecorded = [update for update in updates if update.update > newest]
             if unrecorded:
-                holder.retry(lambda: self._stores.evidence.record_progress(holder.lease, unrecorded))
+                holder.retry(lambda: self._store.evidence.record_progress(holder.lease, unrecorded))
                 splits = sum(len(update.splits) for update in unrecorded if isinstance(update, TrainingProgress))
                 self._instruments.metrics.count_splits(self._served.device.id, splits)
                 newest = unrecorded[-1].update
@@ -265,7 +260,7 @@ class WorkRunner:
 class _RecordingHooks(TuningHooks):
     """Record the probes of a claimed tuning, and correct its estimates by the residuals of earlier tunings."""
 
-    stores: RunStores
+    store: Store
     context: DeviceContext
     instruments: Instruments
     tuning: TuningSession
@@ -291,7 +286,7 @@ class _RecordingHooks(TuningHooks):
     @override
     def recorded(self, result: ProbeResult) -> None:
         ordinal, binding = len(self.tuning.probes), self._binding()
-        self.holder.retry(lambda: self.stores.evidence.record_probe(self.holder.lease, ordinal, result, binding))
+        self.holder.retry(lambda: self.store.evidence.record_probe(self.holder.lease, ordinal, result, binding))
         self.instruments.metrics.count_probe(self.context.served.device.id, result.outcome.value)
 
     def _binding(self) -> Binding | None:

@@ -66,7 +66,7 @@ def start(store: Store, tmp_path: Path) -> Iterator[StartWorker]:
         executor = InlineExecutor(CPU, runner, train)
         folder = tmp_path if node_name == "host" else tmp_path / node_name
         settings = worker_settings(folder, lease_seconds, node_name)
-        started.append(Coordinator(store, [executor], VERSIONS, settings, store.new_listener))
+        started.append(Coordinator(store, [executor], VERSIONS, settings))
         started[-1].start()
         return started[-1]
 
@@ -496,7 +496,7 @@ def test_a_takeover_is_counted(store: Store, tmp_path: Path) -> None:
     store.leases.hand_back(again.lease)
     settings = worker_settings(tmp_path)
     executor = InlineExecutor(CPU, ScriptedRunner(37), no_training)
-    coordinator = Coordinator(store, [executor], VERSIONS, settings, store.new_listener)
+    coordinator = Coordinator(store, [executor], VERSIONS, settings)
     coordinator.start()
     for work_id in work_ids:
         ended(store, work_id)
@@ -538,6 +538,9 @@ class AwayAfterClaims:
         self._store = store
         self.left = times
         self.away_until = 0.0
+
+    def new_listener(self, _owner: str, _receiver: object) -> None:
+        """None: the worker polls."""
 
     def __getattr__(self, name: str) -> AwayInterface:
         """An interface whose methods fail while the store is away."""

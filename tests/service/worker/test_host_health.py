@@ -63,7 +63,6 @@ class Worker:
             [executor],
             VERSIONS,
             type(settings)(**{**vars(settings), "instruments": self.instruments}),
-            store.new_listener,
         )
 
     def metric(self, name: str) -> float:

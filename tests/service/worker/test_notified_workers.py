@@ -57,7 +57,7 @@ def start(store: Store, tmp_path: Path) -> Iterator[Start]:
         base = vars(worker_settings(tmp_path, lease_seconds=4 * RARELY_SECONDS))
         settings = WorkerSettings(**{**base, "fallback_poll_seconds": fallback_poll_seconds})
         executor = InlineExecutor(CPU, runner, no_training)
-        started.append(Coordinator(store, [executor], VERSIONS, settings, store.new_listener))
+        started.append(Coordinator(store, [executor], VERSIONS, settings))
         started[-1].start()
         return started[-1]
 
@@ -148,7 +148,7 @@ def test_a_crash_of_the_database_during_work_loses_nothing(tmp_path: Path) -> No
         base = vars(worker_settings(tmp_path, lease_seconds=4 * RARELY_SECONDS))
         settings = WorkerSettings(**{**base, "fallback_poll_seconds": RARELY_SECONDS})
         executor = InlineExecutor(CPU, runner, no_training)
-        coordinator = Coordinator(store, [executor], VERSIONS, settings, store.new_listener)
+        coordinator = Coordinator(store, [executor], VERSIONS, settings)
         with closing(store):
             coordinator.start()
             try:
@@ -215,7 +215,7 @@ def test_a_process_has_few_connections_however_many_devices_it_serves(store: Sto
     url = store.engine.url.render_as_string(hide_password=False)
     executors = [InlineExecutor(card, runner, no_training) for card in cards]
     with closing(Store(open_engine(url, worker_connections(len(cards))))) as own:
-        coordinator = Coordinator(own, executors, VERSIONS, settings, own.new_listener)
+        coordinator = Coordinator(own, executors, VERSIONS, settings)
         coordinator.start()
         try:
             ids = [store.submissions.add(new_work(f"tun_{index}", device=f"cuda:{index}")).id for index in range(8)]

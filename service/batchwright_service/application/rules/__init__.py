@@ -2,6 +2,5 @@
 
 ``policy``: code, files and quotas that the operator allows. ``idempotency``: a retry gets the stored response.
 ``device_checks``: checks that a device can run a job. ``warm_start``: the stored recommendation that warm-starts a
-tuning. ``estimate_learning``: corrections of estimates by earlier tunings. ``wait_time``: expected waits in the queue.
-The workers use ``device_checks``, ``warm_start`` and ``estimate_learning``.
+tuning. ``wait_time``: expected waits in the queue. The workers use ``device_checks`` and ``warm_start``.
 """
