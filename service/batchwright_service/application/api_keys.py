@@ -41,7 +41,7 @@ class KeyCases:
             )
         days = submission.expires_in_days
         new, text = make_key(submission.name, submission.scopes, None if days is None else days * _SECONDS_PER_DAY)
-        created = self._keys.add(new, COMMAND_LINE if caller is None else caller.actor)
+        created = self._keys.add(new, caller or COMMAND_LINE)
         _log.info("key %s was created %s", created.id, _by(caller))
         return CreatedKey(**dict(created), key=text)
 
@@ -84,7 +84,7 @@ class KeyCases:
             raise OwnKeyError(
                 f"{key_id} is the key of this request: revoke it with another key, or with `batchwright keys revoke`"
             )
-        ended = self._keys.revoke(key_id, COMMAND_LINE if caller is None else caller.actor)
+        ended = self._keys.revoke(key_id, caller or COMMAND_LINE)
         _log.info("key %s was revoked %s", key_id, _by(caller))
         return ended
 

@@ -108,7 +108,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         """
         item = self._item_to_change(job_id, caller, "resume")
         self._check_resumable(item)
-        return self._view(self._store.submissions.resume(job_id, self._context.policy.quota, caller.actor))
+        return self._view(self._store.submissions.resume(job_id, self._context.policy.quota, caller))
 
     def log(self, job_id: str, max_bytes: int) -> bytes:
         """Return the end of the log of the run; empty while the run has not begun.

@@ -13,7 +13,6 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.workers import (
     DeviceOccupancy,
-    Failures,
     Gains,
     ModelGain,
     Occupancy,
@@ -93,7 +92,7 @@ class SummaryCases:
             tunings=_by_state(totals.work, WorkKind.TUNING),
             infeasible=totals.infeasible,
             jobs=_by_state(totals.work, WorkKind.JOB),
-            failures=tuple(Failures(**vars(group)) for group in totals.failures if group.kind in kinds),
+            failures=tuple(group for group in totals.failures if group.kind in kinds),
             device_seconds=_spent(totals.work),
             recommendation_hits=RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=hit_rate),
             gains=_gains(totals.gains),

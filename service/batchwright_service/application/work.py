@@ -144,7 +144,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             NotOwnerError: when another key submitted it.
         """
         self._item_to_change(work_id, caller, "cancel")
-        return self._view(self._store.submissions.cancel(work_id, caller.actor))
+        return self._view(self._store.submissions.cancel(work_id, caller))
 
     def delete(self, work_id: str, caller: Caller) -> None:
         """Delete work that has ended, with its records and files. The recommendation of a tuning stays.
@@ -159,7 +159,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """
         if self._item_to_change(work_id, caller, "delete").state.terminal:
             self._remove_files(work_id)
-        self._store.retention.delete(work_id, caller.actor)
+        self._store.retention.delete(work_id, caller)
 
     def change_all(self, submission: BulkSubmission, caller: Caller) -> BulkResponse:
         """Cancel or delete several pieces of work in one transaction, each as ``cancel`` or ``delete`` would alone.
@@ -183,7 +183,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """Return the document of stored work."""
 
     def _cancel_all(self, heads: Sequence[WorkHead], caller: Caller) -> dict[str, BulkResult]:
-        states = self._store.submissions.cancel_all([head.id for head in heads], caller.actor)
+        states = self._store.submissions.cancel_all([head.id for head in heads], caller)
         return {
             head.id: BulkResult(id=head.id, status=HTTPStatus.OK, state=states[head.id])
             if head.id in states
@@ -200,7 +200,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             except ConflictError as error:
                 results[head.id] = _refused(head.id, error)
         removed = [head.id for head in heads if head.id not in results]
-        states = self._store.retention.delete_all(removed, caller.actor)
+        states = self._store.retention.delete_all(removed, caller)
         return results | {name: self._deleted(name, states) for name in removed}
 
     def _deleted(self, work_id: str, states: Mapping[str, State | None]) -> BulkResult:

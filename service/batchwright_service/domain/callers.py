@@ -8,34 +8,15 @@ from batchwright.client.documents.api_keys import Scope
 
 
 @dataclass(frozen=True)
-class Actor:
-    """The caller of an act."""
+class Caller:
+    """The sender of a request, as use cases check it and the audit log names it."""
 
     key_id: str | None = None
-    """Id of the API key; none on a service without keys, and for the command line."""
-    address: str | None = None
-    """Address of the connection; none for the command line."""
-
-
-COMMAND_LINE = Actor()
-"""An operator who works on the database directly."""
-
-
-@dataclass(frozen=True)
-class Caller:
-    """The sender of a request."""
-
-    key_id: str | None
-    """Id of the API key of the request; none on a service that has no keys."""
-    scopes: frozenset[Scope]
+    """Id of the API key; none on a service that has no keys, and for the command line."""
+    scopes: frozenset[Scope] = frozenset()
     """Scopes of the caller."""
     address: str | None = None
-    """Address from which the request came, where a route may change something; none where that is not known."""
-
-    @property
-    def actor(self) -> Actor:
-        """The caller as the audit log names it."""
-        return Actor(self.key_id, self.address)
+    """Address of the connection, where a route may change something; none for the command line."""
 
     def may(self, scope: Scope) -> bool:
         """Return whether the caller has the scope."""
@@ -46,5 +27,7 @@ class Caller:
         return Scope.ADMIN in self.scopes or (owner is not None and owner == self.key_id)
 
 
-KEYLESS = Caller(key_id=None, scopes=frozenset({Scope.ADMIN}))
+KEYLESS = Caller(scopes=frozenset({Scope.ADMIN}))
 """Any caller on this machine, while the service has no keys."""
+COMMAND_LINE = KEYLESS
+"""An operator who works on the database directly."""

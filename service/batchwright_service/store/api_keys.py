@@ -23,7 +23,7 @@ from sqlalchemy.exc import IntegrityError
 
 from batchwright.client.documents.api_keys import ApiKey, Scope
 from batchwright.client.documents.audit import AuditAction
-from batchwright_service.domain.callers import COMMAND_LINE, Actor
+from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.domain.key_texts import NewKey
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.audit_log import record
@@ -48,7 +48,7 @@ class KeyStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def add(self, new: NewKey, actor: Actor = COMMAND_LINE) -> ApiKey:
+    def add(self, new: NewKey, caller: Caller = COMMAND_LINE) -> ApiKey:
         """Store a key.
 
         Raises:
@@ -68,7 +68,7 @@ class KeyStore:
             with write_transaction(self._engine) as connection:
                 row = connection.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
                 detail = f"{new.name}: {', '.join(new.scopes)}"
-                record(connection, AuditAction.KEY_CREATED, actor, new.id, detail)
+                record(connection, AuditAction.KEY_CREATED, caller, new.id, detail)
         except IntegrityError:
             raise ConflictError(f"there is an API key {new.id!r} already") from None
         return _api_key(row)
@@ -86,7 +86,7 @@ class KeyStore:
             found = connection.execute(select(api_keys).order_by(_key.created_at, _key.id))
             return [_api_key(row) for row in found.mappings()]
 
-    def revoke(self, key_id: str, actor: Actor = COMMAND_LINE) -> ApiKey:
+    def revoke(self, key_id: str, caller: Caller = COMMAND_LINE) -> ApiKey:
         """Revoke a key. A revoked key stays unchanged.
 
         Raises:
@@ -97,7 +97,7 @@ class KeyStore:
             ended = update(api_keys).where(valid).values(revoked_at=now_ms()).returning(api_keys)
             row = connection.execute(ended).mappings().first()
             if row is not None:
-                record(connection, AuditAction.KEY_REVOKED, actor, key_id, row["name"])
+                record(connection, AuditAction.KEY_REVOKED, caller, key_id, row["name"])
             else:
                 row = connection.execute(select(api_keys).where(_key.id == key_id)).mappings().first()
         if row is None:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Engine, and_, delete, exists, func, insert
 
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind
-from batchwright_service.domain.callers import COMMAND_LINE, Actor
+from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.errors import NotEndedError
 from batchwright_service.store.database.audit_log import record, record_each
 from batchwright_service.store.database.engine import read_transaction, write_transaction
@@ -45,7 +45,7 @@ class RetentionStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def delete(self, work_id: str, actor: Actor = COMMAND_LINE) -> None:
+    def delete(self, work_id: str, caller: Caller = COMMAND_LINE) -> None:
         """Delete work that has ended, with its probes and events. Its recommendation stays.
 
         Its device time still counts towards the quota of its key.
@@ -54,13 +54,13 @@ class RetentionStore:
             NotFoundError: when there is none.
             NotEndedError: when it has not ended.
         """
-        found = self.delete_all([work_id], actor)
+        found = self.delete_all([work_id], caller)
         if work_id not in found:
             raise work_not_found(work_id)
         if (state := found[work_id]) is not None:
             raise NotEndedError.of(work_id, state)
 
-    def delete_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State | None]:
+    def delete_all(self, work_ids: Collection[str], caller: Caller = COMMAND_LINE) -> dict[str, State | None]:
         """Delete each that has ended as ``delete`` does, all in one transaction.
 
         Returns the states of those that have not ended, and None for those that were deleted; unknown ids are left out.
@@ -73,7 +73,7 @@ class RetentionStore:
             connection.execute(locking(ended))
             connection.execute(insert(used_time).from_select(["work_id", "key_id", "ended_at", "device_ms"], used))
             gone = connection.execute(delete(work_items).where(ended).returning(_work.id)).scalars().all()
-            record_each(connection, AuditAction.DELETED, actor, gone)
+            record_each(connection, AuditAction.DELETED, caller, gone)
             left = connection.execute(select(_work.id, _work.state).where(named)).all()
         return {**dict.fromkeys(gone), **{row.id: State(row.state) for row in left}}
 

@@ -8,7 +8,7 @@ from sqlalchemy import Engine, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from batchwright.client.documents.audit import AuditAction
-from batchwright_service.domain.callers import Actor
+from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import ConflictError
 from batchwright_service.store.api_keys import stored_key
 from batchwright_service.store.database.audit_log import record
@@ -50,7 +50,7 @@ class SessionStore:
             with write_transaction(self._engine) as connection:
                 connection.execute(delete(sessions).where(batch))
                 connection.execute(insert(sessions).values(**values))
-                record(connection, AuditAction.SIGNED_IN, Actor(key_id, address))
+                record(connection, AuditAction.SIGNED_IN, Caller(key_id, address=address))
         except IntegrityError:
             raise ConflictError("there is a session with this digest already") from None
 
@@ -71,4 +71,4 @@ class SessionStore:
         with write_transaction(self._engine) as connection:
             key_id = connection.execute(ended).scalar_one_or_none()
             if key_id is not None:
-                record(connection, AuditAction.SIGNED_OUT, Actor(key_id, address))
+                record(connection, AuditAction.SIGNED_OUT, Caller(key_id, address=address))

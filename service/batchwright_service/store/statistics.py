@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from batchwright.client.documents.problems import Problem
 from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.workers import Failures
 from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import (
@@ -86,19 +87,6 @@ class WorkTotal:
 
 
 @dataclass(frozen=True)
-class FailureGroup:
-    """Failures with the same cause."""
-
-    kind: WorkKind
-    code: str
-    count: int
-    message: str
-    """The most frequent message among the newest failures."""
-    newest_id: str
-    newest_at: datetime
-
-
-@dataclass(frozen=True)
 class RecordedGain:
     """The gain of one recommendation over its baseline; None for what is not known."""
 
@@ -114,7 +102,7 @@ class Totals:
     """Counts of work that ended within a period, and of all work that has not ended."""
 
     work: tuple[WorkTotal, ...]
-    failures: tuple[FailureGroup, ...]
+    failures: tuple[Failures, ...]
     """The most frequent cause first."""
     hits: int
     """Submitted tunings that a stored recommendation served."""
@@ -146,7 +134,7 @@ class StatisticsStore:
             newest = gained.order_by(_recommendation.created_at.desc()).limit(_MAX_GAINS)
             return Totals(
                 work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
-                failures=tuple(_failure_group(connection, group) for group in groups),
+                failures=tuple(_failures(connection, group) for group in groups),
                 hits=int(hits or 0),
                 misses=int(misses or 0),
                 infeasible=connection.execute(_infeasible_since(since)).scalar_one(),
@@ -244,14 +232,14 @@ def _failed_since(since: int) -> Select[Any]:
     return found.order_by(func.count().desc(), *group).limit(_MAX_CAUSES)
 
 
-def _failure_group(connection: Connection, group: RowMapping) -> FailureGroup:
+def _failures(connection: Connection, group: RowMapping) -> Failures:
     code = group["problem_code"]
     named = _work.problem_code.is_(None) if code is None else _work.problem_code == code
     same = (is_failed, _work.kind == group["kind"], named)
     newest = select(_work.id, _work.ended_at, _work.problem).where(*same)
     found = connection.execute(newest.order_by(_work.ended_at.desc(), _work.id.desc()).limit(_SAMPLED_FAILURES)).all()
     messages = Counter(problem.detail for problem in Problem.readable(row.problem for row in found if row.problem))
-    return FailureGroup(
+    return Failures(
         kind=WorkKind(group["kind"]),
         code=code or "",
         count=group["count"],

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.states import RESUMABLE_STATES, State, WorkKind
 from batchwright.schemas.recommendation import Recommendation
-from batchwright_service.domain.callers import COMMAND_LINE, Actor
+from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.errors import ConflictError, NotResumableError
 from batchwright_service.store.api_keys import check_quota
 from batchwright_service.store.database.audit_log import record, record_each
@@ -110,24 +110,24 @@ class SubmissionStore:
         with read_transaction(self._engine) as connection:
             return _find_request(connection, owner, key)
 
-    def cancel(self, work_id: str, actor: Actor = COMMAND_LINE) -> WorkItem:
+    def cancel(self, work_id: str, caller: Caller = COMMAND_LINE) -> WorkItem:
         """Change QUEUED to CANCELLED, and RUNNING to CANCELLING; other states stay. Idempotent.
 
         Raises:
             NotFoundError: when there is none.
         """
         with write_transaction(self._engine) as connection:
-            _cancel(connection, [work_id], actor)
+            _cancel(connection, [work_id], caller)
             return read_item(connection, work_id)
 
-    def cancel_all(self, work_ids: Collection[str], actor: Actor = COMMAND_LINE) -> dict[str, State]:
+    def cancel_all(self, work_ids: Collection[str], caller: Caller = COMMAND_LINE) -> dict[str, State]:
         """Cancel each as ``cancel`` does, all in one transaction, and return their states; unknown ids are left out."""
         found = select(_work.id, _work.state).where(_work.id.in_(work_ids))
         with write_transaction(self._engine) as connection:
-            _cancel(connection, work_ids, actor)
+            _cancel(connection, work_ids, caller)
             return {row.id: State(row.state) for row in connection.execute(found)}
 
-    def resume(self, work_id: str, quota: Quota = UNLIMITED, actor: Actor = COMMAND_LINE) -> WorkItem:
+    def resume(self, work_id: str, quota: Quota = UNLIMITED, caller: Caller = COMMAND_LINE) -> WorkItem:
         """Queue a FAILED or CANCELLED job again; its recorded evidence is kept, and its ending is cleared.
 
         Raises:
@@ -143,14 +143,14 @@ class SubmissionStore:
             changed = change(connection, resumable, values, [state_event(State.QUEUED)])
             item = read_item(connection, work_id)
             if changed is not None:
-                record(connection, AuditAction.RESUMED, actor, work_id)
+                record(connection, AuditAction.RESUMED, caller, work_id)
                 notify_waiting(connection, changed["device"], changed["hardware"])
         if changed is None:
             raise NotResumableError(f"{work_id} is {item.state}: only a job that is FAILED or CANCELLED can be resumed")
         return item
 
 
-def _cancel(connection: Connection, work_ids: Collection[str], actor: Actor) -> None:
+def _cancel(connection: Connection, work_ids: Collection[str], caller: Caller) -> None:
     """Cancel work that has not ended, with an entry of the audit log for each."""
     named = _work.id.in_(work_ids)
     connection.execute(locking(and_(named, _work.state.in_((State.QUEUED, State.RUNNING)))))
@@ -163,7 +163,7 @@ def _cancel(connection: Connection, work_ids: Collection[str], actor: Actor) -> 
     record_endings(connection, [row["id"] for row in queued])
     for row in running:
         notify_owner(connection, row["owner"], row["id"])
-    record_each(connection, AuditAction.CANCELLED, actor, [row["id"] for row in (*queued, *running)])
+    record_each(connection, AuditAction.CANCELLED, caller, [row["id"] for row in (*queued, *running)])
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def _insert(connection: Connection, work: NewWork, values: dict[str, Any]) -> Wo
     row = connection.execute(stored).one()
     add_events(connection, row._mapping, [state_event(State(values["state"]))])  # noqa: SLF001 - its public name
     insert_or_skip(connection, submitters, {"id": work.key_id or ""})
-    record(connection, AuditAction.SUBMITTED, Actor(work.key_id, work.address), work.id)
+    record(connection, AuditAction.SUBMITTED, Caller(work.key_id, address=work.address), work.id)
     is_alone = row.key_id is None and row.recommendation_id is None
     item = work_item(row, related=False) if is_alone else read_item(connection, work.id)
     if item.state is State.QUEUED:

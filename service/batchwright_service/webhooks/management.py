@@ -46,7 +46,7 @@ class WebhookCases:
         """
         self._receivers.checked_url(submission.url)
         secret = new_secret()
-        created = self._webhooks.add(self._identifiers.new("whk"), submission, secret, _MOST_WEBHOOKS, caller.actor)
+        created = self._webhooks.add(self._identifiers.new("whk"), submission, secret, _MOST_WEBHOOKS, caller)
         _log.info("webhook %s was registered by key %s", created.id, caller.key_id or "(none)")
         return WebhookWithSecret(**dict(created), secret=secret)
 
@@ -61,7 +61,7 @@ class WebhookCases:
             NotFoundError: when there is no such webhook.
         """
         secret = new_secret()
-        rotated = self._webhooks.rotate(webhook_id, secret, rotation.overlap_seconds, caller.actor)
+        rotated = self._webhooks.rotate(webhook_id, secret, rotation.overlap_seconds, caller)
         return WebhookWithSecret(**dict(rotated), secret=secret)
 
     def delete(self, webhook_id: str, caller: Caller) -> None:
@@ -70,7 +70,7 @@ class WebhookCases:
         Raises:
             NotFoundError: when there is no such webhook.
         """
-        self._webhooks.delete(webhook_id, caller.actor)
+        self._webhooks.delete(webhook_id, caller)
 
     def test(self, webhook_id: str) -> Delivery:
         """Send a test message, which reports no event.

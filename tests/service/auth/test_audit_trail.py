@@ -15,7 +15,7 @@ from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright.client.errors import NotAllowedError
 from batchwright_service.application.api_keys import KeyCases
 from batchwright_service.auth.audit_trail import AuditRetention, AuditTrail
-from batchwright_service.domain.callers import Actor
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import InvalidCursorError, NotEndedError, QuotaExceededError
 from batchwright_service.store.database.engine import write_transaction
@@ -28,7 +28,7 @@ from tests.support.service.scripted import ScriptedRunner, new_work
 from tests.support.service.stores import NewId
 
 EVERY = AuditFilter()
-AT = Actor("a" * 16, "192.0.2.7")
+AT = Caller("a" * 16, address="192.0.2.7")
 
 
 def entries(store: Store, wanted: AuditFilter = EVERY) -> list[AuditEntry]:
@@ -58,7 +58,7 @@ def test_every_object_of_a_bulk_act_has_its_entry(store: Store, new_id: NewId) -
     """Cancelled and deleted together, each work is recorded once; what was not changed is not."""
     new, _ = make_key("ci", (Scope.TUNINGS_WRITE,))
     store.keys.add(new)
-    actor = Actor(new.id, AT.address)
+    actor = Caller(new.id, address=AT.address)
     ids = [store.submissions.add(new_work(new_id("tun"))).id for _ in range(3)]
     for _ in range(2):
         store.submissions.cancel_all([*ids[:2], "tun_none"], actor)

@@ -22,7 +22,7 @@ from batchwright.client.documents.webhooks import WebhookSubmission
 from batchwright.client.documents.work import JobRequest
 from batchwright.schemas.requests import Named, TrainingRequest, TuningRequest
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
-from batchwright_service.domain.callers import Actor
+from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.key_texts import NewKey, digest_of
@@ -44,7 +44,7 @@ RECORDINGS = ROOT / "tests" / "service" / "store" / "database" / "recordings"
 KEY = f"bw_{'a' * 16}_{'b' * 64}"
 """The text of the API key, which has every scope."""
 SESSION = digest_of("session")
-_ACTOR = Actor("a" * 16, "192.0.2.7")
+_ACTOR = Caller("a" * 16, address="192.0.2.7")
 _NAMES = Named(name="the first's", project="vision", labels={"team": "vision-1"})
 _COMMAND = ("train", "--size={micro_batch_size}", "--steps={gradient_accumulation_steps}")
 _LLAMA = {

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, insert, select
 
 from batchwright.client.documents.audit import AuditAction, AuditEntry
-from batchwright_service.domain.callers import Actor
+from batchwright_service.domain.callers import Caller
 from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once
@@ -21,27 +21,27 @@ _BATCH_SIZE = 500
 
 
 def record(
-    connection: Connection, action: AuditAction, actor: Actor, object_id: str | None = None, detail: str | None = None
+    connection: Connection, action: AuditAction, caller: Caller, object_id: str | None = None, detail: str | None = None
 ) -> None:
     """Record an act within its transaction, with the name that the key has."""
-    connection.execute(insert(audit_log).values(**_values(action, actor, object_id, detail)))
+    connection.execute(insert(audit_log).values(**_values(action, caller, object_id, detail)))
 
 
-def record_each(connection: Connection, action: AuditAction, actor: Actor, object_ids: Sequence[str]) -> None:
+def record_each(connection: Connection, action: AuditAction, caller: Caller, object_ids: Sequence[str]) -> None:
     """Record an act on several objects within its transaction, with an entry for each of them."""
     if object_ids:
-        connection.execute(insert(audit_log).values([_values(action, actor, name, None) for name in object_ids]))
+        connection.execute(insert(audit_log).values([_values(action, caller, name, None) for name in object_ids]))
 
 
-def _values(action: AuditAction, actor: Actor, object_id: str | None, detail: str | None) -> dict[str, Any]:
-    name = select(api_keys.c.name).where(api_keys.c.id == actor.key_id).scalar_subquery()
+def _values(action: AuditAction, caller: Caller, object_id: str | None, detail: str | None) -> dict[str, Any]:
+    name = select(api_keys.c.name).where(api_keys.c.id == caller.key_id).scalar_subquery()
     return {
         "at": now_ms(),
         "action": action,
-        "key_id": actor.key_id,
-        "key_name": None if actor.key_id is None else name,
+        "key_id": caller.key_id,
+        "key_name": None if caller.key_id is None else name,
         "object_id": object_id,
-        "address": actor.address,
+        "address": caller.address,
         "detail": None if detail is None else detail[:_LONGEST_DETAIL],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TextClause,
     TypeDecorator,
     false,
     select,
@@ -137,6 +139,11 @@ is_failed = text(_failed)
 """Conditions in the text of the indexes below: a database uses a partial index only for a condition with the same text,
 not for one with bound parameters."""
 
+
+def _partial_index(name: str, condition: TextClause, *columns: ColumnElement[Any], unique: bool = False) -> None:
+    Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
+
+
 Index("work_items_by_kind", work_items.c.kind, work_items.c.id)
 Index("work_items_by_slot", work_items.c.kind, work_items.c.slot, work_items.c.id)
 for _columns in (["state"], ["device"], ["model"], ["state", "device"], ["state", "model"], ["device", "model"]):
@@ -148,15 +155,13 @@ for _column in ("fingerprint", "request_fingerprint"):
 for _column in ("recommendation_id", "warm_start_from", "ended_at"):
     Index(f"work_items_by_{_column}", work_items.c[_column])
 Index("work_items_counted", *(work_items.c[name] for name in ("kind", "state", "slot", "ended_at", "device_ms")))
-Index(
-    "work_items_failed",
-    *(work_items.c[name] for name in ("kind", "problem_code", "ended_at", "id")),
-    sqlite_where=is_failed,
-    postgresql_where=is_failed,
+_partial_index(
+    "work_items_failed", is_failed, *(work_items.c[name] for name in ("kind", "problem_code", "ended_at", "id"))
 )
 Index("work_items_by_key", work_items.c.key_id, work_items.c.ended_at)
-Index(
+_partial_index(
     "work_items_queued",
+    is_queued,
     work_items.c.device,
     work_items.c.hardware,
     work_items.c.key_id,
@@ -164,17 +169,9 @@ Index(
     work_items.c.created_at,
     work_items.c.id,
     work_items.c.updated_at,
-    sqlite_where=is_queued,
-    postgresql_where=is_queued,
 )
-Index(
-    "work_items_expiring",
-    work_items.c.device,
-    work_items.c.expiry_check_at,
-    sqlite_where=is_held,
-    postgresql_where=is_held,
-)
-Index("one_run_per_device", work_items.c.slot, unique=True, sqlite_where=is_held, postgresql_where=is_held)
+_partial_index("work_items_expiring", is_held, work_items.c.device, work_items.c.expiry_check_at)
+_partial_index("one_run_per_device", is_held, work_items.c.slot, unique=True)
 
 held_slots = Table(
     "held_slots",
@@ -287,18 +284,12 @@ Index("recommendations_sorted", *(recommendations.c[name] for name in ("id", "sa
 for _columns in (["conditions"], ["request_digest", "conditions"]):
     Index(f"recommendations_by_{_columns[0]}", *(recommendations.c[name] for name in [*_columns, "id"]))
 is_infeasible = text("NOT feasible")
-Index(
-    "recommendations_infeasible",
-    recommendations.c.id,
-    sqlite_where=is_infeasible,
-    postgresql_where=is_infeasible,
-)
+_partial_index("recommendations_infeasible", is_infeasible, recommendations.c.id)
 is_gained = text("memory_gain IS NOT NULL")
-Index(
+_partial_index(
     "recommendations_gained",
+    is_gained,
     *(recommendations.c[name] for name in ("created_at", "model", "speedup", "speed_source", "memory_gain")),
-    sqlite_where=is_gained,
-    postgresql_where=is_gained,
 )
 
 estimate_residuals = Table(
@@ -329,12 +320,7 @@ workers = Table(
 work, unless its last heartbeat is older than ``lease_ms``."""
 
 is_waiting = text("waits")
-Index(
-    "workers_waiting",
-    *(workers.c[name] for name in ("device", "hardware", "slot")),
-    sqlite_where=is_waiting,
-    postgresql_where=is_waiting,
-)
+_partial_index("workers_waiting", is_waiting, *(workers.c[name] for name in ("device", "hardware", "slot")))
 
 fleets = Table(
     "fleets",
@@ -437,12 +423,8 @@ also while its webhook is deleted."""
 
 is_pending = text(f"state = '{DeliveryState.PENDING}'")
 is_dead = text(f"state = '{DeliveryState.DEAD}'")
-Index(
-    "webhook_deliveries_due",
-    webhook_deliveries.c.next_attempt_at,
-    webhook_deliveries.c.webhook_id,
-    sqlite_where=is_pending,
-    postgresql_where=is_pending,
+_partial_index(
+    "webhook_deliveries_due", is_pending, webhook_deliveries.c.next_attempt_at, webhook_deliveries.c.webhook_id
 )
 Index("webhook_deliveries_by_webhook", *(webhook_deliveries.c[name] for name in ("webhook_id", "state", "id")))
 Index("webhook_deliveries_by_end", webhook_deliveries.c.ended_at)

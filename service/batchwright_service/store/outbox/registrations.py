@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from batchwright.client.documents.audit import AuditAction
 from batchwright.client.documents.webhooks import DeliveryState, Webhook, WebhookEvent, WebhookSubmission
-from batchwright_service.domain.callers import COMMAND_LINE, Actor
+from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.errors import ConflictError, NotFoundError
 from batchwright_service.store.database.audit_log import record
 from batchwright_service.store.database.engine import read_transaction, write_transaction
@@ -28,7 +28,7 @@ class WebhookStore:
         self._engine = engine
 
     def add(
-        self, webhook_id: str, submission: WebhookSubmission, secret: str, most: int, actor: Actor = COMMAND_LINE
+        self, webhook_id: str, submission: WebhookSubmission, secret: str, most: int, caller: Caller = COMMAND_LINE
     ) -> Webhook:
         """Store a webhook.
 
@@ -49,7 +49,7 @@ class WebhookStore:
                 connection.execute(insert(webhooks).values(**values))
                 if connection.execute(select(func.count()).select_from(webhooks)).scalar_one() > most:
                     raise ConflictError(f"there are {most} webhooks already: delete one first")
-                record(connection, AuditAction.WEBHOOK_CREATED, actor, webhook_id, submission.url)
+                record(connection, AuditAction.WEBHOOK_CREATED, caller, webhook_id, submission.url)
                 return _found(connection, webhook_id)
         except IntegrityError:
             raise ConflictError(f"there is a webhook {webhook_id!r} already") from None
@@ -61,7 +61,7 @@ class WebhookStore:
             rows = connection.execute(_HOOKS.order_by(_hook.created_at, _hook.id)).all()
         return [_webhook(row, pending.get(row.id, 0), dead.get(row.id, 0)) for row in rows]
 
-    def rotate(self, webhook_id: str, secret: str, overlap_seconds: float, actor: Actor = COMMAND_LINE) -> Webhook:
+    def rotate(self, webhook_id: str, secret: str, overlap_seconds: float, caller: Caller = COMMAND_LINE) -> Webhook:
         """Replace the secret; the old one signs too for ``overlap_seconds``, an older one no more.
 
         Raises:
@@ -77,10 +77,10 @@ class WebhookStore:
             url = connection.execute(changed).scalar_one_or_none()
             if url is None:
                 raise NotFoundError.of("webhook", webhook_id)
-            record(connection, AuditAction.WEBHOOK_ROTATED, actor, webhook_id, url)
+            record(connection, AuditAction.WEBHOOK_ROTATED, caller, webhook_id, url)
             return _found(connection, webhook_id)
 
-    def delete(self, webhook_id: str, actor: Actor = COMMAND_LINE) -> None:
+    def delete(self, webhook_id: str, caller: Caller = COMMAND_LINE) -> None:
         """Delete a webhook with its deliveries.
 
         Raises:
@@ -92,7 +92,7 @@ class WebhookStore:
             if url is None:
                 raise NotFoundError.of("webhook", webhook_id)
             connection.execute(delete(webhook_deliveries).where(_delivery.webhook_id == webhook_id))
-            record(connection, AuditAction.WEBHOOK_DELETED, actor, webhook_id, url)
+            record(connection, AuditAction.WEBHOOK_DELETED, caller, webhook_id, url)
 
 
 def _found(connection: Connection, webhook_id: str) -> Webhook:

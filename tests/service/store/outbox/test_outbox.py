@@ -22,7 +22,7 @@ from batchwright.client.documents.webhooks import (
 )
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import Named
-from batchwright_service.domain.callers import Actor
+from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import ConflictError, NotFoundError, StaleLeaseError
 from batchwright_service.problem_mapping import make_problem
 from batchwright_service.store.database.engine import write_transaction
@@ -35,7 +35,7 @@ from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, ended, every_due
 
 URL = "https://hooks.example.org/told"
-AT = Actor("a" * 16, "192.0.2.7")
+AT = Caller("a" * 16, address="192.0.2.7")
 SECRET = "whsec_" + "c2VjcmV0" * 4
 
 
