@@ -27,6 +27,10 @@ from batchwright_service.registry.placement import arguments_in
 
 _OF_CALLERS = {"kind", "name", "arguments", "definition"}
 """Fields of a command that do not come from its registration."""
+_TAKEN_AS_REGISTERED = (CommandModel.model_fields.keys() & CommandDefinition.model_fields.keys()) - {
+    *("argv", "arguments", "environment", "files", "working_directory")
+}
+"""Fields of a command that do not depend on the values of a caller."""
 _REMEDY = (
     "name a command that the operator has registered (`GET /v1/commands`; BATCHWRIGHT_COMMANDS), or tune yours with "
     "`batchwright tune ... -- COMMAND` on the host that trains"
@@ -231,15 +235,7 @@ class RegisteredCommands:
             environment=environment,
             working_directory=str(self._folder / (definition.working_directory or "")),
             files=_used_files(definition.files, [*argv, *environment.values(), *of_probes]),
-            probe_arguments=definition.probe_arguments,
-            probe_environment=definition.probe_environment,
-            allow_overwriting=definition.allow_overwriting,
-            probe_updates=definition.probe_updates,
-            samples_dimension=definition.samples_dimension,
-            samples_per_unit=definition.samples_per_unit,
-            counts_samples=definition.counts_samples,
-            longest_first=definition.longest_first,
-            loading_timeout_seconds=definition.loading_timeout_seconds,
+            **{name: getattr(definition, name) for name in _TAKEN_AS_REGISTERED},
         )
 
     @staticmethod

@@ -69,7 +69,7 @@ class ExportOptions(Document):
     """Allow a target that repeats one micro-batch size to change the effective batch."""
     script: Annotated[str, _Word] = "train.py"
     """Launchers: the program to start, relative to the folder of the job."""
-    arguments_of: str | None = None
+    arguments_of: Annotated[str, _Word] | None = None
     """Launchers: pass the batch sizes as this framework's command-line arguments. Without a framework, the program
     finds them in the environment, in `BATCHWRIGHT_*`."""
     job_name: Annotated[str, _Word] = "batchwright"

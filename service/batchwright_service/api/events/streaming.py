@@ -29,14 +29,6 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 
 @dataclass(frozen=True)
-class Poll:
-    """The parameters of a long poll: the time to wait, and the `ETag` of the representation that the caller has."""
-
-    wait_seconds: float
-    if_none_match: str | None
-
-
-@dataclass(frozen=True)
 class Follower:
     """The objects that a request uses while it waits for changes."""
 
@@ -45,23 +37,25 @@ class Follower:
     reauthenticate: Reauthenticate
 
 
-async def long_poll(read: Callable[[], Awaitable[TaggedWork]], follower: Follower, poll: Poll) -> Response:
+async def long_poll(
+    read: Callable[[], Awaitable[TaggedWork]], follower: Follower, wait_seconds: float, if_none_match: str | None
+) -> Response:
     """Respond with a tuning or job when it has ended, when its representation has changed, or when the time is up.
 
-    No thread is held while the request waits.
+    ``if_none_match`` names the representation that the caller has. No thread is held while the request waits.
 
     Raises:
         NotAuthenticatedError: when the caller's key ends during the wait.
         NotFoundError: when the tuning or job does not exist or is deleted.
     """
-    deadline = time.monotonic() + (poll.wait_seconds if follower.feed.has_capacity() else 0.0)
+    deadline = time.monotonic() + (wait_seconds if follower.feed.has_capacity() else 0.0)
     while True:
         current, written = await read()
-        changed = poll.if_none_match is not None and not written.matches_stable_part(poll.if_none_match)
+        changed = if_none_match is not None and not written.matches_stable_part(if_none_match)
         if current.state.terminal or changed or time.monotonic() >= deadline or follower.feed.closed:
             headers = _PRIVATE if current.state.terminal else _PRIVATE | RETRY_AFTER
-            return conditional(written, poll.if_none_match, headers)
-        await _wait_for_change(current, follower, deadline, any_event=poll.if_none_match is not None)
+            return conditional(written, if_none_match, headers)
+        await _wait_for_change(current, follower, deadline, any_event=if_none_match is not None)
 
 
 async def _wait_for_change(current: Tuning | Job, follower: Follower, deadline: float, *, any_event: bool) -> None:

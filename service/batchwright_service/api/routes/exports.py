@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
+from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import WithJsonSchema
+from pydantic.fields import FieldInfo
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.exports import ExportFormatList, ExportRequest
-from batchwright.exports.base import PRINTED, Export, ExportOptions
+from batchwright.exports.base import Export, ExportOptions
 from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, RecommendationId
@@ -22,7 +24,6 @@ from batchwright_service.api.strict_route import StrictRoute
 
 router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)
 
-_DEFAULTS = ExportOptions()
 _REFUSED = declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 _TEXT: Responses = {
     200: {
@@ -34,16 +35,13 @@ _REVALIDATE = {"Cache-Control": "private, no-cache"}
 """An export changes with the version of the service, so that caches must revalidate."""
 
 
-def _option_description(name: str) -> str:
-    return " ".join((ExportOptions.model_fields[name].description or "").split())
-
-
-def _text_query(name: str) -> Any:  # noqa: ANN401 - the type that FastAPI's `Query` returns
-    return Query(min_length=1, max_length=1000, pattern=PRINTED, description=_option_description(name))
-
-
-_SCHEMA = WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 1000, "pattern": PRINTED})
 _Format = Annotated[str, Path(description="Name of the export format.", examples=["deepspeed"])]
+_NEWEST = Query(max_length=100, description="Version of the target; the newest when omitted.")
+_VERSION = Annotated[str | None, WithJsonSchema({"type": "string", "maxLength": 100}), _NEWEST]
+
+
+_OPTIONS: dict[str, Any] = ExportOptions.model_json_schema()["properties"]
+_OF_FIELD = {"default", "description", "title"}
 
 
 @dataclass(frozen=True)
@@ -55,42 +53,26 @@ class _ExportParameters:
         return ExportRequest(format=name, target_version=self.target_version, options=self.options)
 
 
-def _export_parameters(  # noqa: PLR0913, PLR0917 - one parameter per option
-    target_version: Annotated[
-        str | None,
-        WithJsonSchema({"type": "string", "maxLength": 100}),
-        Query(max_length=100, description="Version of the target; the newest when omitted."),
-    ] = None,
-    allow_inexact: Annotated[bool, Query(description=_option_description("allow_inexact"))] = False,  # noqa: FBT002 - a query parameter
-    script: Annotated[str, _SCHEMA, _text_query("script")] = _DEFAULTS.script,
-    arguments_of: Annotated[str | None, _SCHEMA, _text_query("arguments_of")] = None,
-    job_name: Annotated[str, _SCHEMA, _text_query("job_name")] = _DEFAULTS.job_name,
-    processes_per_node: Annotated[
-        int | None,
-        WithJsonSchema({"type": "integer", "minimum": 1}),
-        Query(ge=1, description=_option_description("processes_per_node")),
-    ] = None,
-    image: Annotated[str, _SCHEMA, _text_query("image")] = _DEFAULTS.image,
-    updates: Annotated[
-        int | None,
-        WithJsonSchema({"type": "integer", "minimum": 1}),
-        Query(ge=1, description=_option_description("updates")),
-    ] = None,
-    queue: Annotated[str | None, _SCHEMA, _text_query("queue")] = None,
-) -> _ExportParameters:
-    options = ExportOptions(
-        allow_inexact=allow_inexact,
-        script=script,
-        arguments_of=arguments_of,
-        job_name=job_name,
-        processes_per_node=processes_per_node,
-        image=image,
-        updates=updates,
-        queue=queue,
-    )
-    return _ExportParameters(target_version, options)
+def _parameter(name: str, field: FieldInfo) -> Parameter:
+    """Return the query parameter of an option; `null` cannot be written in a query, so that its schema is left out."""
+    found = _OPTIONS[name]
+    schema = {key: value for key, value in found.get("anyOf", [found])[0].items() if key not in _OF_FIELD}
+    query = Query(description=" ".join((field.description or "").split()))
+    given: Any = field.annotation
+    kind = Annotated[given, *field.metadata, WithJsonSchema(schema), query]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kind)
 
 
+def _export_parameters(*, target_version: str | None, **options: Any) -> _ExportParameters:  # noqa: ANN401 - options
+    return _ExportParameters(target_version, ExportOptions(**options))
+
+
+vars(_export_parameters)["__signature__"] = Signature(
+    [
+        Parameter("target_version", Parameter.KEYWORD_ONLY, default=None, annotation=_VERSION),
+        *(_parameter(name, field) for name, field in ExportOptions.model_fields.items()),
+    ]
+)
 _Parameters = Annotated[_ExportParameters, Depends(_export_parameters)]
 
 

@@ -26,7 +26,7 @@ from batchwright_service.api.dependencies import (
     strict_body,
 )
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS
-from batchwright_service.api.events.streaming import Poll, event_stream, long_poll
+from batchwright_service.api.events.streaming import event_stream, long_poll
 from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, RETRY_AFTER_HEADER, declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
@@ -180,7 +180,7 @@ class WorkRoutes:
             if_none_match: IfNoneMatch = None,
         ) -> Response:
             read = partial(context.reads.work[self.kind].get, work_id)
-            return await long_poll(read, follower, Poll(wait, if_none_match))
+            return await long_poll(read, follower, wait, if_none_match)
 
     def add_bulk(self, router: APIRouter) -> None:
         """Add the route that cancels or deletes several pieces of work."""

@@ -144,4 +144,4 @@ async def test_a_wait_for_deleted_work_ends(client: Client) -> None:
         raise NotFoundError("it was deleted")
 
     with pytest.raises(NotFoundError):
-        await streaming.long_poll(read, _follower(lambda _: []), streaming.Poll(60.0, None))
+        await streaming.long_poll(read, _follower(lambda _: []), 60.0, None)
