@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 
 from fastapi import FastAPI
 from typing_extensions import override
@@ -14,7 +13,7 @@ from typing_extensions import override
 from batchwright.estimation.pool import EstimatePool
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.results import DeviceInfo
-from batchwright_service.api.app import AppOptions, make_app
+from batchwright_service.api.app import make_app
 from batchwright_service.api.authentication import Authenticators
 from batchwright_service.api.context import ApiContext
 from batchwright_service.api.events.change_feed import ChangeFeed
@@ -97,14 +96,8 @@ class System(WorkerSystem):
 
 def app_of(system: System, settings: Settings) -> FastAPI:
     """Create the FastAPI application of a built service; it starts and stops the workers with itself."""
-    options = AppOptions(
-        version=metadata.version("batchwright"),
-        allowed_hosts=settings.allowed_hosts,
-        max_body_bytes=settings.max_body_bytes,
-        pages=dashboard.PATHS,
-    )
-    app = make_app(system.context, options, on_start=system.start, on_stop=system.stop)
-    dashboard.install(app, system.context.authenticators, options.version)
+    app = make_app(system.context, settings, dashboard.PATHS, on_start=system.start, on_stop=system.stop)
+    dashboard.install(app, system.context.authenticators)
     return app
 
 
@@ -116,19 +109,9 @@ def build(
     *,
     worker_module: str | None = None,
 ) -> System:
-    """Build a service. The optional arguments replace the parts that use devices.
+    """Build a service, with arguments and errors as those of ``build_worker``.
 
-    Args:
-        settings: the settings of the service.
-        new_executor: creates the executor of a device.
-        devices: the devices of the host.
-        versions: the installed versions that affect memory.
-        worker_module: the module of a child process that runs the workers (``child_process.ENTRY``); without it they
-            run in this process, with the other arguments.
-
-    Raises:
-        ConfigurationError: when the settings are invalid.
-        StoreUnavailableError: when the database cannot be reached.
+    The workers run in a child process with ``worker_module``, such as ``child_process.ENTRY``; without it in this one.
     """
     installed = installed_versions() if versions is None else versions
     if settings.worker and worker_module is None:

@@ -35,10 +35,6 @@ _Names = Annotated[tuple[str, ...], NoDecode]
 """Names: separated by commas in an environment variable, or a JSON list."""
 
 
-def _host_name() -> str:
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
 class Settings(BaseSettings):
     """The settings of one service. Nothing else reads the environment."""
 
@@ -83,7 +79,9 @@ class Settings(BaseSettings):
     and the other variables of sbatch apply."""
     node_command: str = "batchwright"
     """Command of Batchwright on the nodes of a cluster: a path in a shared folder, or one in a container."""
-    node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(default_factory=_host_name)
+    node_name: Annotated[str, Field(pattern=_NODE_NAME)] = Field(
+        default_factory=lambda: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    )
     """Unique name of this host in the database: the host name, or in a job of Slurm that of its node. Host and device
     name a slot."""
     lease_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 15.0

@@ -102,18 +102,9 @@ def assemble_worker(
     assignment: Assignment | None = None,
     connections: int | None = None,
 ) -> WorkerSystem:
-    """Assemble workers around executors; none of the latter where this process only serves the API.
+    """Assemble workers around executors, one per device; without any where this process only serves the API.
 
-    Args:
-        settings: the settings of the service.
-        executors: one executor per device.
-        versions: the installed versions that affect memory.
-        assignment: the only work to run.
-        connections: the most connections to the database; those of a process of workers by default.
-
-    Raises:
-        ConfigurationError: when a folder cannot be written.
-        StoreUnavailableError: when the database cannot be reached.
+    Arguments and errors are those of ``build_worker``; ``assignment`` is the only work to run.
     """
     check_temporary_folder()
     make_private_folder(settings.data_dir)  # it has specs, logs and weights

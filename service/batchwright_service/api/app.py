@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from importlib import metadata
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
@@ -27,20 +27,11 @@ from batchwright_service.api.routes import (
     tunings,
     webhooks,
 )
-
-
-@dataclass(frozen=True)
-class AppOptions:
-    """HTTP settings of the operator."""
-
-    version: str
-    allowed_hosts: Sequence[str]
-    max_body_bytes: int
-    pages: PagePaths
+from batchwright_service.settings import Settings
 
 
 def make_app(
-    context: ApiContext, options: AppOptions, on_start: Callable[[], None], on_stop: Callable[[], None]
+    context: ApiContext, settings: Settings, pages: PagePaths, on_start: Callable[[], None], on_stop: Callable[[], None]
 ) -> FastAPI:
     """Build the application. ``on_start`` and ``on_stop`` run at its start and end, and may block."""
 
@@ -54,7 +45,7 @@ def make_app(
 
     app = FastAPI(
         title="Batchwright",
-        version=options.version,
+        version=metadata.version("batchwright"),
         description=DESCRIPTION,
         openapi_tags=TAGS,
         contact={"name": "Batchwright"},
@@ -85,9 +76,9 @@ def make_app(
     app.add_middleware(
         SecurityMiddleware,
         authenticators=context.authenticators,
-        allowed_hosts=options.allowed_hosts,
-        max_body_bytes=options.max_body_bytes,
-        pages=options.pages,
+        allowed_hosts=settings.allowed_hosts,
+        max_body_bytes=settings.max_body_bytes,
+        pages=pages,
     )
     app.add_middleware(ObservabilityMiddleware, metrics=context.instruments.metrics, spans=context.instruments.spans)
     return app

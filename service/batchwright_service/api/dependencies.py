@@ -202,13 +202,10 @@ async def _recommendation_search(  # noqa: PLR0913, PLR0917 - as above
 RecommendationSearch = Annotated[Search, Depends(_recommendation_search)]
 
 
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
-
-
+_UPPER = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
 _STATES = {"type": "array", "items": {"type": "string", "enum": [state.value for state in State]}}
 StateFilter = Annotated[
-    list[Annotated[State, BeforeValidator(_upper)]] | None,
+    list[Annotated[State, _UPPER]] | None,
     WithJsonSchema(_STATES),
     Query(
         description="Return only items in this state, in either letter case. Repeat the parameter for several states."

@@ -121,12 +121,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
         return self._context.job_files.log_tail(job_id, max_bytes)
 
     def checkpoints(self, job_id: str) -> CheckpointList:
-        """Return the kept checkpoints of the run.
-
-        Raises:
-            NotFoundError: when no job has this id.
-            NotOnThisHostError: when it ran on another host.
-        """
+        """Return the kept checkpoints of the run; raises as ``log``."""
         self._check_on_this_host(job_id)
         return CheckpointList(items=self._context.job_files.checkpoints(job_id))
 

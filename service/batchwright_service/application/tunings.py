@@ -67,17 +67,13 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
     def recommendations(
         self, wanted: RecommendationFilter, limit: int, cursor: str | None, *, stale: bool | None = None
     ) -> bytes:
-        """Return a page of recommendations, newest first: a ``RecommendationPage`` as JSON.
-
-        Raises:
-            InvalidCursorError: when the cursor does not belong to this list.
-        """
+        """Return ``recommendation_rows`` as a ``RecommendationPage`` in JSON."""
         return views.recommendation_page(*self.recommendation_rows(wanted, limit, cursor, stale=stale))
 
     def recommendation_rows(
         self, wanted: RecommendationFilter, limit: int, cursor: str | None, *, stale: bool | None = None
     ) -> tuple[list[RecommendationRow], str | None]:
-        """Return the rows of a page of recommendations, and the cursor of the next one.
+        """Return the rows of a page of recommendations, newest first, and the cursor of the next one.
 
         Raises:
             InvalidCursorError: when the cursor does not belong to this list.

@@ -36,7 +36,7 @@ def page(
     return Response(body, status_code=status, media_type="text/html", headers=sent)
 
 
-def redirect(location: str, headers: Mapping[str, str] | None = None) -> Response:
+def redirect(location: str) -> Response:
     """Make a redirect to another page, by GET."""
-    sent = {**SECURITY_HEADERS, "Cache-Control": "no-store", **(headers or {}), "Location": location}
+    sent = {**SECURITY_HEADERS, "Cache-Control": "no-store", "Location": location}
     return Response(status_code=HTTPStatus.SEE_OTHER, headers=sent)

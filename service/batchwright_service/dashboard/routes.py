@@ -52,14 +52,14 @@ _PAGES = (
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def install(app: FastAPI, authenticators: Authenticators, version: str) -> None:
+def install(app: FastAPI, authenticators: Authenticators) -> None:
     """Add the pages, which are not in the API's document, and show problems to browsers as pages.
 
     Raises:
         ConfigurationError: when a file that the pages need is not installed.
     """
     assets = Assets()
-    pages = Pages(assets, version)
+    pages = Pages(assets, app.version)
     for page_route in _PAGES:
         app.add_route(page_route.path, _endpoint(page_route, pages), methods=["GET"], include_in_schema=False)
     sign_in.install(app, authenticators, pages)

@@ -148,7 +148,16 @@ class Dispatcher:
             engine=self._engine.name,
             address=self._engine.address,
             error=errors[0] if errors else None,
-            nodes=tuple(_reported(node, devices.get(node.id, [])) for node in nodes),
+            nodes=tuple(
+                FleetNode(
+                    id=node.id,
+                    name=node.name,
+                    state=node.state,
+                    alive=node.alive,
+                    slots=tuple(device.slot for device in devices.get(node.id, ())),
+                )
+                for node in nodes
+            ),
             pending_jobs=sum(job.state is JobState.PENDING for job in jobs),
             running_jobs=sum(job.state is JobState.RUNNING for job in jobs),
             waiting=waiting[:_MOST_REPORTED],
@@ -225,8 +234,3 @@ def _node_tasks(nodes: Sequence[Node], devices: dict[str, list[ServedDevice]]) -
         )
         for node in nodes
     ]
-
-
-def _reported(node: Node, devices: Sequence[ServedDevice]) -> FleetNode:
-    slots = tuple(device.slot for device in devices)
-    return FleetNode(id=node.id, name=node.name, state=node.state, alive=node.alive, slots=slots)

@@ -66,26 +66,20 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
 def _listen(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
     """Handle messages of the API process until it has ended, then stop the workers."""
     try:
-        _handle_messages(channel, system, stopping)
+        while (message := channel.receive()) is not None:
+            match message:
+                case {"do": "wake"}:
+                    system.coordinator.notify()
+                case {"do": "force_stop"}:
+                    system.coordinator.force_stop()
+                    stopping.set()
+                case {"do": "stop"}:
+                    stopping.set()
+                case {"do": "measure", "number": number}:
+                    families = snapshot(system.instruments.metrics.work_families())
+                    channel.send({"number": number, "families": families})
     finally:
         stopping.set()
-
-
-def _handle_messages(channel: Channel, system: WorkerSystem, stopping: threading.Event) -> None:
-    while (message := channel.receive()) is not None:
-        match message:
-            case {"do": "wake"}:
-                system.coordinator.notify()
-            case {"do": "force_stop"}:
-                system.coordinator.force_stop()
-                stopping.set()
-            case {"do": "stop"}:
-                stopping.set()
-            case {"do": "measure", "number": number}:
-                families = snapshot(system.instruments.metrics.work_families())
-                channel.send({"number": number, "families": families})
-            case _:
-                pass
 
 
 def _refusal(error: ServiceError) -> dict[str, Any]:

@@ -94,7 +94,10 @@ class CoalescedReads(Generic[KeyT, ValueT]):
 
     def __init__(self, read: Callable[[KeyT], ValueT]) -> None:
         self._read = read
-        self._lanes = [BatchedReads[KeyT, ValueT | Exception](self._read_each, _MAX_PER_HOP) for _ in range(_LANES)]
+        self._lanes = [
+            BatchedReads[KeyT, ValueT | Exception](lambda keys: {key: self._outcome(key) for key in keys}, _MAX_PER_HOP)
+            for _ in range(_LANES)
+        ]
 
     async def get(self, key: KeyT) -> ValueT:
         """Return the current result of reading ``key``.
@@ -108,9 +111,6 @@ class CoalescedReads(Generic[KeyT, ValueT]):
         if isinstance(found, Exception):
             raise found
         return found
-
-    def _read_each(self, keys: Sequence[KeyT]) -> dict[KeyT, ValueT | Exception]:
-        return {key: self._outcome(key) for key in keys}
 
     def _outcome(self, key: KeyT) -> ValueT | Exception:
         try:

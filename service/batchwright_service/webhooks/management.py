@@ -55,29 +55,17 @@ class WebhookCases:
         return WebhookList(items=tuple(self._webhooks.list()), hosts=self._receivers.hosts)
 
     def rotate(self, webhook_id: str, rotation: SecretRotation, caller: Caller) -> WebhookWithSecret:
-        """Replace the secret of a webhook. Only the returned document has the new one.
-
-        Raises:
-            NotFoundError: when there is no such webhook.
-        """
+        """Replace the secret of a webhook, as ``WebhookStore.rotate``. Only the returned document has the new one."""
         secret = new_secret()
         rotated = self._webhooks.rotate(webhook_id, secret, rotation.overlap_seconds, caller)
         return WebhookWithSecret(**dict(rotated), secret=secret)
 
     def delete(self, webhook_id: str, caller: Caller) -> None:
-        """Delete a webhook with its deliveries.
-
-        Raises:
-            NotFoundError: when there is no such webhook.
-        """
+        """Delete a webhook with its deliveries, as ``WebhookStore.delete``."""
         self._webhooks.delete(webhook_id, caller)
 
     def test(self, webhook_id: str) -> Delivery:
-        """Send a test message, which reports no event.
-
-        Raises:
-            NotFoundError: when there is no such webhook.
-        """
+        """Send a test message, which reports no event, as ``DeliveryStore.add_test``."""
         return self._deliveries.add_test(webhook_id, self._identifiers.new("msg"))
 
     def deliveries(
@@ -98,9 +86,5 @@ class WebhookCases:
         return DeliveryPage(items=tuple(rows[:limit]), next_cursor=following)
 
     def send_again(self, webhook_id: str, delivery_id: str) -> Delivery:
-        """Send a message again, with the same identifier.
-
-        Raises:
-            NotFoundError: when there is no such delivery.
-        """
+        """Send a message again, with the same identifier, as ``DeliveryStore.send_again``."""
         return self._deliveries.send_again(webhook_id, delivery_id)

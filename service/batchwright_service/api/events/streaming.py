@@ -99,7 +99,10 @@ async def _lines(work_id: str, follower: Follower, after: int) -> AsyncIterator[
             events = await follower.reads.events.get((work_id, after))
             if events:
                 was_notified, after = False, events[-1].id
-                yield "".join(map(_line, events))  # in one send: a disconnected client is noticed between sends
+                yield "".join(  # in one send: a disconnected client is noticed between sends
+                    f"id: {event.id}\nevent: {EventKind(event.kind).value}\ndata: {event.model_dump_json()}\n\n"
+                    for event in events
+                )
                 if _is_final(events) and not await follower.reads.events.get((work_id, after)):
                     return
             elif was_notified:  # without an event: the work was deleted
@@ -123,7 +126,3 @@ async def _is_authenticated(reauthenticate: Reauthenticate) -> bool:
     except NotAuthenticatedError:
         return False
     return True
-
-
-def _line(event: Event) -> str:
-    return f"id: {event.id}\nevent: {EventKind(event.kind).value}\ndata: {event.model_dump_json()}\n\n"

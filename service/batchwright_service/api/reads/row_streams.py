@@ -82,11 +82,8 @@ def _csv(pages: Iterator[Sequence[Row]], name: str) -> Iterator[bytes]:
     plan = [f"plan_{name}" for name in _PLAN]
     yield _lines([[column for field in fields for column in (plan if field == "plan" else [field])]])
     for rows in pages:
-        yield _lines([cell for field in fields for cell in _cells(field, _values(row)[field])] for row in rows)
-
-
-def _values(row: WorkRow | RecommendationSummary) -> dict[str, Any]:
-    return row.summary() if isinstance(row, WorkRow) else row.model_dump()
+        values = (row.summary() if isinstance(row, WorkRow) else row.model_dump() for row in rows)
+        yield _lines([cell for field in fields for cell in _cells(field, row[field])] for row in values)
 
 
 def _cells(field: str, value: Any) -> list[Any]:  # noqa: ANN401 - any field of a row

@@ -31,8 +31,8 @@ def answer_from(
         names: names that the caller gave.
         new_id: identifier of a copy.
     """
-    has_names = not names.is_named or names == found.names
-    if has_names and _is_same_request(found.request, request):
+    compared = [asked.model_dump(exclude={"probe_timeout_seconds"}) for asked in (found.request, request)]
+    if compared[0] == compared[1] and (not names.is_named or names == found.names):
         return found
     evidence, (data, before) = found.evidence, [_data_of(asked) for asked in (request, found.request)]
     if data is None:
@@ -54,9 +54,3 @@ def _data_of(request: TuningRequest) -> object:
     """Return what the request says of the data in files; None if it names none, and for a command."""
     spec = None if request.command is not None else request.workload.with_files_of_data()
     return None if spec is None else spec.data_by_field
-
-
-def _is_same_request(one: TuningRequest, other: TuningRequest) -> bool:
-    """Return whether two requests are equal, apart from the time limit of a probe."""
-    ignored = {"probe_timeout_seconds"}
-    return one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)

@@ -6,13 +6,13 @@ import fnmatch
 import glob
 import re
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from batchwright.client.documents.problems import FieldFault
 from batchwright.device_traits import CUDA_ALLOCATOR_VARIABLES
 from batchwright.errors import DataOutsideRootsError
 from batchwright.schemas.dataset.data_spec import PathRead
-from batchwright.schemas.model.hub import HubModel
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.workload import PythonModel, TransformersModel, WorkloadSpec
 from batchwright.system.data_roots import DataRoots, expand_glob, literal_prefix
@@ -67,7 +67,7 @@ class Policy:
             return spec
         try:
             with self._hub.slot() if spec.model.hub_model else self.files.slot():
-                return with_pretrained_config(spec, self._roots, _fetched)
+                return with_pretrained_config(spec, self._roots, partial(fetch_config_within, seconds=_HUB_SECONDS))
         except DataOutsideRootsError as error:
             raise DataPathNotAllowedError(f"spec.model.pretrained: {error}") from None
 
@@ -144,7 +144,3 @@ class Policy:
         except (OSError, RuntimeError) as error:  # a name is too long, links go in circles, or a folder is closed to us
             reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
             raise InvalidInputError.listing([FieldFault(field=field, message=reason, value=path[:200])]) from None
-
-
-def _fetched(model: HubModel, name: str) -> Path:
-    return fetch_config_within(model, name, _HUB_SECONDS)

@@ -137,7 +137,7 @@ def _open_postgresql(url: URL, connections: int) -> Engine:
     )
     event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "handle_error", _leave_standby)
-    event.listen(engine, "checkin", _note_return)
+    event.listen(engine, "checkin", lambda _, record: record.info.update(returned_at=time.monotonic()))
     event.listen(engine, "checkout", _refuse_broken)
     return engine
 
@@ -146,10 +146,6 @@ def _pool(connections: int) -> dict[str, Any]:
     """Return the limits of a pool."""
     kept = min(connections, _MOST_KEPT)
     return {"pool_size": kept, "max_overflow": connections - kept}
-
-
-def _note_return(_connection: object, record: ConnectionPoolEntry) -> None:
-    record.info["returned_at"] = time.monotonic()
 
 
 def _refuse_broken(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:  # noqa: ANN401 - psycopg's
