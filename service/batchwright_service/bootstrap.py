@@ -45,7 +45,6 @@ from batchwright_service.observability.instruments import Instruments
 from batchwright_service.settings import Settings
 from batchwright_service.store.database.engine import CONNECTIONS
 from batchwright_service.store.models import Quota
-from batchwright_service.store.outbox.deliveries import Backlog
 from batchwright_service.store.store import Store
 from batchwright_service.webhooks.deliverer import Deliverer, Schedule
 from batchwright_service.webhooks.management import WebhookCases
@@ -178,11 +177,11 @@ def _application(settings: Settings, store: Store, hit_counter: HitCounter) -> A
 def _collect_metrics(instruments: Instruments, store: Store, settings: Settings, readiness: Readiness) -> None:
     """Include the readiness and the counts of the store in each scrape."""
     collect = instruments.metrics.collect
-    collect("the queue", store.queue.depths, queue_families, [])
-    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds), [])
-    collect("the fleet", store.fleet.reports, fleet_families, [])
-    collect("webhooks", store.deliveries.backlog, backlog_families, Backlog(0, 0, 0.0))
-    collect("the readiness", readiness.is_ready, readiness_families, False)
+    collect("the queue", store.queue.depths, queue_families)
+    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds))
+    collect("the fleet", store.fleet.reports, fleet_families)
+    collect("webhooks", store.deliveries.backlog, backlog_families)
+    collect("the readiness", readiness.is_ready, readiness_families)
 
 
 def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, instruments: Instruments) -> Deliverer:

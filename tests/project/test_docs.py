@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -157,11 +158,11 @@ def test_every_route_is_listed() -> None:
 def test_every_metric_is_listed() -> None:
     """As Prometheus names it; no other is."""
     metrics = Metrics("0")
-    metrics.collect("the queue", list, queue_families, [])
-    metrics.collect("the fleet", list, fleet_families, [])
-    metrics.collect("webhooks", lambda: Backlog(0, 0, 0.0), backlog_families, Backlog(0, 0, 0.0))
-    metrics.collect("the devices", list, lambda found: device_families(found, 15.0), [])
-    metrics.collect("the readiness", lambda: True, readiness_families, False)
+    metrics.collect("the queue", list, queue_families)
+    metrics.collect("the fleet", list, fleet_families)
+    metrics.collect("webhooks", lambda: Backlog(0, 0, 0.0), backlog_families)
+    metrics.collect("the devices", list, partial(device_families, lease_seconds=15.0))
+    metrics.collect("the readiness", lambda: True, readiness_families)
     metrics.collect_disks({})
     families = [it for it in metrics.registry.collect() if it.name.startswith("batchwright_")]
     names = {f"{it.name}_total" if it.type == "counter" else it.name for it in families}

@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from types import MappingProxyType
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,35 +19,31 @@ from batchwright_service.store.outbox.deliveries import Backlog
 from batchwright_service.store.scheduling import QueueDepth
 
 _log = logging.getLogger(__name__)
+_NO_BACKLOG = Backlog(0, 0, 0.0)
 
-ValueT = TypeVar("ValueT")
 
-
-class ReadFamilies(Collector, Generic[ValueT]):
+class ReadFamilies(Collector):
     """Collect families of a value that is read at each scrape; no family when the store is unavailable.
 
     Args:
         name: name of the value in the log.
         read: reads the value; may raise StoreUnavailableError.
-        families: converts a value to its families.
-        empty: a value by which the families are described without a read.
+        families: converts a value to its families; without one it describes them.
     """
 
     def __init__(
         self,
         name: str,
-        read: Callable[[], ValueT],
-        families: Callable[[ValueT], Iterable[Metric]],
-        empty: ValueT,
+        read: Callable[[], object],
+        families: Callable[..., Iterable[Metric]],
     ) -> None:
         self._name = name
         self._read = read
         self._families = families
-        self._empty = empty
 
     def describe(self) -> Iterator[Metric]:
         """Describe the families without a read of the store."""
-        yield from self._families(self._empty)
+        yield from self._families()
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -60,7 +56,7 @@ class ReadFamilies(Collector, Generic[ValueT]):
         yield from self._families(found)
 
 
-def queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:
+def queue_families(found: Sequence[QueueDepth] = ()) -> Iterator[Metric]:
     """Yield the families of the waiting work."""
     waiting = GaugeMetricFamily(
         "batchwright_queue_items",
@@ -77,7 +73,7 @@ def queue_families(found: Sequence[QueueDepth]) -> Iterator[Metric]:
     yield oldest
 
 
-def device_families(found: Sequence[AnnouncedDevice], lease_seconds: float) -> Iterator[Metric]:
+def device_families(found: Sequence[AnnouncedDevice] = (), *, lease_seconds: float) -> Iterator[Metric]:
     """Yield the number of announced devices in each state."""
     devices = GaugeMetricFamily(
         "batchwright_devices",
@@ -96,12 +92,12 @@ def _state_of(device: AnnouncedDevice, lease_seconds: float) -> str:
     return "unready" if device.served.unready else "ready"
 
 
-def readiness_families(is_ready: bool) -> Iterator[Metric]:  # noqa: FBT001 - the value that is read
+def readiness_families(is_ready: bool = False) -> Iterator[Metric]:  # noqa: FBT001, FBT002 - the value that is read
     """Yield the readiness of the service."""
     yield GaugeMetricFamily("batchwright_ready", "1 while `/readyz` finds the service ready.", value=float(is_ready))
 
 
-def fleet_families(found: Sequence[ReportedFleet]) -> Iterator[Metric]:
+def fleet_families(found: Sequence[ReportedFleet] = ()) -> Iterator[Metric]:
     """Yield the families of the dispatchers' reports."""
     names = ["engine", "address"]
     up = GaugeMetricFamily("batchwright_fleet_up", "1 while the dispatcher can use the cluster.", labels=names)
@@ -119,7 +115,7 @@ def fleet_families(found: Sequence[ReportedFleet]) -> Iterator[Metric]:
     yield from (up, age, nodes, jobs)
 
 
-def backlog_families(found: Backlog) -> Iterator[Metric]:
+def backlog_families(found: Backlog = _NO_BACKLOG) -> Iterator[Metric]:
     """Yield the families of the messages that are not delivered."""
     deliveries = GaugeMetricFamily(
         "batchwright_webhook_backlog",
@@ -136,7 +132,7 @@ def backlog_families(found: Backlog) -> Iterator[Metric]:
     )
 
 
-def disk_families(folders: Mapping[str, Path]) -> Iterator[Metric]:
+def disk_families(folders: Mapping[str, Path] = MappingProxyType({})) -> Iterator[Metric]:
     """Yield the size and the free bytes of the disk of each folder; folders that cannot be read are left out."""
     size = GaugeMetricFamily("batchwright_disk_size_bytes", "Size of the disk of a folder.", labels=["folder"])
     free = GaugeMetricFamily(

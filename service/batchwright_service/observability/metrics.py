@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind, WorkOutcome, outcome_of
 from batchwright_service.errors import ConfigurationError
-from batchwright_service.observability.collectors import ReadFamilies, ValueT, disk_families
+from batchwright_service.observability.collectors import ReadFamilies, disk_families
 from batchwright_service.store.models import Ending
 
 _log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class Metrics:
 
     def collect_disks(self, folders: Mapping[str, Path]) -> None:
         """Include the disks of a worker's folders in each scrape, by the folders' names."""
-        self._work_registry.register(ReadFamilies[Mapping[str, Path]]("the disks", lambda: folders, disk_families, {}))
+        self._work_registry.register(ReadFamilies("the disks", lambda: folders, disk_families))
 
     # --- metrics of the API ---
 
@@ -233,11 +233,9 @@ class Metrics:
         """Observe an attempt to deliver to a webhook, by its result; ``seconds`` since the event."""
         self._deliveries.labels(result).observe(seconds)
 
-    def collect(
-        self, name: str, read: Callable[[], ValueT], families: Callable[[ValueT], Iterable[Metric]], empty: ValueT
-    ) -> None:
+    def collect(self, name: str, read: Callable[[], object], families: Callable[..., Iterable[Metric]]) -> None:
         """Include families that are read at each scrape; see ``ReadFamilies``."""
-        self.registry.register(ReadFamilies(name, read, families, empty))
+        self.registry.register(ReadFamilies(name, read, families))
 
     def collect_workers(self, families: Families) -> None:
         """Include the metrics of workers in another process in each scrape."""

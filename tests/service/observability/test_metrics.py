@@ -66,7 +66,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 def used() -> Metrics:
     """Metrics with a sample in every family."""
     metrics = Metrics("1.0")
-    metrics.collect("the queue", lambda: [QueueDepth("cpu", 2, 3.5)], queue_families, [])
+    metrics.collect("the queue", lambda: [QueueDepth("cpu", 2, 3.5)], queue_families)
     with metrics.device_busy("cpu"):
         metrics.count_probe("cpu", "FIT")
     metrics.count_lookup(True)
@@ -168,7 +168,7 @@ def test_the_queue_is_reported_by_device(store: Store) -> None:
     for _ in range(2):
         store.submissions.add(new_work(IdentifierSource().new("tun")))
     metrics = Metrics()
-    metrics.collect("the queue", store.queue.depths, queue_families, [])
+    metrics.collect("the queue", store.queue.depths, queue_families)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_queue_items", device="cpu") == 2
     assert 0 <= value(samples, "batchwright_queue_oldest_age_seconds", device="cpu") < 60
@@ -181,7 +181,7 @@ def test_metrics_continue_without_the_database() -> None:
         raise StoreUnavailableError("away")
 
     metrics = Metrics()
-    metrics.collect("the queue", away, queue_families, [])
+    metrics.collect("the queue", away, queue_families)
     metrics.count_lookup(True)
     samples = samples_of(metrics.exposition().decode())
     assert value(samples, "batchwright_recommendation_hits_total", result="hit") == 1
@@ -205,7 +205,7 @@ def test_devices_are_counted_by_state(store: Store) -> None:
     store.devices.announce(SERVED.model_copy(update={"slot": "host/cuda:0", "unready": "disk-full: no space"}))
     for lease_seconds, ready, unready, silent in ((15.0, 1, 1, 0), (-1.0, 0, 0, 2)):
         metrics = Metrics()
-        metrics.collect("the devices", store.devices.list, partial(device_families, lease_seconds=lease_seconds), [])
+        metrics.collect("the devices", store.devices.list, partial(device_families, lease_seconds=lease_seconds))
         samples = samples_of(metrics.exposition().decode())
         counted = [value(samples, "batchwright_devices", state=state) for state in ("ready", "unready", "silent")]
         assert counted == [ready, unready, silent]
@@ -215,7 +215,7 @@ def test_readiness_is_a_metric(store: Store) -> None:
     """It is 0 without a worker, and 1 with one."""
     for ready in (0, 1):
         metrics = Metrics()
-        metrics.collect("the readiness", readiness_of(store).is_ready, readiness_families, False)
+        metrics.collect("the readiness", readiness_of(store).is_ready, readiness_families)
         assert value(samples_of(metrics.exposition().decode()), "batchwright_ready") == ready
         store.devices.announce(SERVED)
 
