@@ -43,6 +43,7 @@ def prune(
     pruned = store.prunable(seconds, recommendations=recommendations)
     folders = _folders(files, pruned.job_ids)
     if not dry_run:
+        # Folders before rows: a repeated call finds a job without its folder, and never a folder without its job.
         _remove(files, pruned.job_ids)
         pruned = store.prune(seconds, recommendations=recommendations)
         folders |= _folders(files, pruned.job_ids)  # of jobs that have become old enough meanwhile

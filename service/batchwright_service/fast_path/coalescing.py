@@ -49,6 +49,7 @@ class BatchedReads(Generic[KeyT, ValueT]):
         future: asyncio.Future[ValueT | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(future)
         if self._reader is None:
+            # Not in the context of this request: the task reads for later ones too, which have other traces and logs.
             self._reader = asyncio.create_task(self._read_all(), context=Context())
         return await future
 
@@ -62,6 +63,7 @@ class BatchedReads(Generic[KeyT, ValueT]):
         try:
             while self._waiting:
                 keys = list(self._waiting)[: self._max_batch]
+                # Taken out before the read: a caller that comes during it may have written what this read misses.
                 await self._read_batch({key: self._waiting.pop(key) for key in keys})
         finally:
             self._reader = None

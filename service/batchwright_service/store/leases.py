@@ -213,6 +213,7 @@ class LeaseStore:
                     recommendation, lease.work_id, row["model"], row["key_id"], row["slot"]
                 )
                 connection.execute(insert(recommendations).values(**stored))
+            # Last, since the message tells the stored state and plan; here, since a rollback must undo it with the end.
             record_endings(connection, [lease.work_id])
 
     def hand_back(self, lease: Lease) -> None:

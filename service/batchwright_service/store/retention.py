@@ -123,6 +123,7 @@ def _prune_recommendations(engine: Engine, seconds: float) -> Iterator[int]:
         if not found:
             return
         with write_transaction(engine) as connection:
+            # Checked anew: a tuning may have been queued since the read that one of them is to warm-start.
             still = delete(recommendations).where(_recommendation.id.in_(found), _unreferenced(seconds))
             count = connection.execute(still).rowcount
             if count:

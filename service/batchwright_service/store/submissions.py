@@ -228,6 +228,7 @@ def _store_request(connection: Connection, idempotency: Idempotency, work_id: st
         "work_id": work_id,
         "status": int(status),
     }
+    # Neither inserted nor found: the row has just been deleted, as it expired between the two statements.
     while not insert_or_skip(connection, idempotency_keys, values):
         if (found := _find_request(connection, idempotency.owner, idempotency.key)) is not None:
             raise DuplicateRequestError(found)

@@ -98,6 +98,7 @@ class LeaseHolder:
 
         def end(reply: BeatReply) -> None:
             if (state := reply.renewed.get(self.lease)) is not None:
+                # From before the request was sent: the database counts from when it came, so its lease ends no earlier.
                 self._renewed_at, self._is_store_unreachable = began, False
                 if state is State.CANCELLING:
                     self.request(StopReason.CANCELLED)

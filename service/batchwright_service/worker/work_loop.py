@@ -67,6 +67,7 @@ class IdlePause:
         if self._is_recheck:
             self._is_recheck, seconds = False, lease_waits.NOTIFICATION_SECONDS
         else:
+            # Work that was queued after the claim and before this request has notified no one: look once more, soon.
             self._await_work()
             self._is_recheck, seconds = True, _RECHECK_SECONDS
         self._until = self._clock() + seconds * random.uniform(0.75, 1.25)

@@ -177,6 +177,7 @@ def _claim_at_once() -> Select[Any]:
     candidates = union_all(
         select(literal(0).label("place"), *lost.columns), select(literal(1), *waiting.columns)
     ).subquery("candidates")
+    # Abandoned work first: it holds its slot until it is taken over, and has waited in the queue once already.
     found = select(candidates).where(~RUNNING_HERE.exists()).order_by(candidates.c.place).limit(1).cte("found")
     was_queued = found.c.state == State.QUEUED
     until = now_ms() + bindparam("lease_ms", type_=BigInteger)

@@ -53,6 +53,7 @@ def held_by(lease: Lease) -> ColumnElement[bool]:
 
 def is_latest_lease(lease: Lease) -> ColumnElement[bool]:
     """Return the condition that the lease is the newest, expired or not: same owner and fencing token, not ended."""
+    # The owner alone does not do: a process may lose a lease and claim the same work again, in another thread.
     return and_(_work.id == lease.work_id, _work.owner == lease.owner, _work.token == lease.token, is_held)
 
 

@@ -139,6 +139,7 @@ class DeliveryStore:
         return self._end_attempt(leased, values)
 
     def _end_attempt(self, leased: LeasedDelivery, values: dict[str, Any]) -> bool:
+        # A deliverer that was suspended beyond its lease must not overwrite the result of the attempt after its own.
         held = and_(_row.id == leased.id, _row.attempts == leased.attempt, is_pending)
         with write_transaction(self._engine) as connection:
             return connection.execute(update(webhook_deliveries).where(held).values(**values)).rowcount == 1
