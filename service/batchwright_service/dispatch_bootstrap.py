@@ -76,11 +76,7 @@ def environment_of_nodes(settings: Settings, *, is_public: bool) -> dict[str, st
 
 
 def _engine(settings: Settings) -> Engine:
-    """Create the engine; each needs packages of an extra of its own.
-
-    Raises:
-        ConfigurationError: when they are not installed.
-    """
+    """Create the engine; each needs packages of an extra of its own."""
     extra = "ray" if settings.ray else "slurm"
     try:
         if settings.ray:

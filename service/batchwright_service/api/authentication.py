@@ -106,11 +106,7 @@ def session_token(headers: Headers) -> str | None:
 
 
 def _key_in(headers: Headers) -> str | None:
-    """Return the API key in a request's `Authorization` header, or None.
-
-    Raises:
-        NotAuthenticatedError: when the header is not one bearer token.
-    """
+    """Return the API key in a request's `Authorization` header, or None."""
     given = headers.getlist("authorization")
     if not given:
         return None
@@ -147,11 +143,7 @@ CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
 async def _check(request: Request, needed: SecurityScopes, _documented: _Documented) -> None:
-    """Refuse a caller without the scopes.
-
-    Raises:
-        ScopeMissingError: names the scope, and the scopes of the caller.
-    """
+    """Refuse a caller without the scopes."""
     caller: Caller = request.state.caller
     for scope in needed.scopes:
         if not caller.may(Scope(scope)):

@@ -170,11 +170,7 @@ class _EstimateCache:
 
 
 def _gpu_names(gpus: tuple[str, ...]) -> list[str]:
-    """Return the names of the GPUs in the catalogue.
-
-    Raises:
-        InvalidInputError: naming every GPU that is unknown or ambiguous.
-    """
+    """Return the names of the GPUs in the catalogue."""
     names: list[str] = []
     faults: list[FieldFault] = []
     for index, name in enumerate(gpus):

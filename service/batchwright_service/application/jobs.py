@@ -283,11 +283,7 @@ class JobCases(WorkCases[JobSubmission, Job]):
 
 
 def _check_training(command: CommandSpec, training: TrainingRequest) -> None:
-    """Refuse settings that a command does not get. Defaults are taken: programs send them for what they leave out.
-
-    Raises:
-        InvalidInputError: naming each of them.
-    """
+    """Refuse settings that a command does not get. Defaults are taken: programs send them for what they leave out."""
     taken = {"updates"} if UPDATES in command.model.placeholders else set()
     faults = [
         FieldFault(

@@ -163,7 +163,6 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         recommendations for the kinds that live workers have now are served.
 
         Raises:
-            InvalidInputError: for a command of more ranks, or fewer, than `devices_per_node`.
             SpecError: when the catalogue has no such GPU.
         """
         ranks = 1 if request.command is None else request.command.parallelism.world_size

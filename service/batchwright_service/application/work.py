@@ -237,11 +237,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
 
 
 def _check_owner(work: WorkItem | WorkHead, caller: Caller, verb: str) -> None:
-    """Refuse a caller that may not change the work; ``verb`` names the change.
-
-    Raises:
-        NotOwnerError: when another key submitted it.
-    """
+    """Refuse a caller that may not change the work; ``verb`` names the change."""
     if not caller.may_change(work.key_id):
         raise NotOwnerError(
             f"{work.id!r} belongs to another API key: only that key, or one with the scope admin, can {verb} it"

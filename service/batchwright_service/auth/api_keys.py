@@ -111,11 +111,7 @@ class KeyAuthenticator:
 
 
 def _check_usable(stored: StoredKey) -> None:
-    """Refuse a revoked or expired key. Only a caller with the secret of the key learns that.
-
-    Raises:
-        NotAuthenticatedError: names the time of the revocation or expiry.
-    """
+    """Refuse a revoked or expired key. Only a caller with the secret of the key learns that."""
     key = stored.key
     if key.revoked_at is not None:
         raise NotAuthenticatedError(

@@ -184,12 +184,7 @@ def _keys_in(database_url: str | None) -> Iterator[KeyCases]:
 
 
 def _submission(name: str, scopes: list[Scope], expires_in_days: float | None) -> KeySubmission:
-    """Return the submission of a key.
-
-    Raises:
-        SpecError: naming the invalid option.
-        ServingError: naming the invalid argument.
-    """
+    """Return the submission of a key."""
     try:
         return KeySubmission(
             name=check_name(name), scopes=tuple(dict.fromkeys(scopes)), expires_in_days=expires_in_days

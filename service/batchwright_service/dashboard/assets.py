@@ -70,11 +70,7 @@ class Assets:
 
 
 def _plotly_file() -> Path:
-    """Find the file in its package, without importing the package.
-
-    Raises:
-        ConfigurationError: when the package is not installed.
-    """
+    """Find the file in its package, without importing the package."""
     found = util.find_spec("plotly")
     for folder in (found.submodule_search_locations or ()) if found else ():
         path = Path(folder) / "package_data" / PLOTLY

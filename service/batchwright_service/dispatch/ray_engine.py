@@ -125,11 +125,7 @@ class RayEngine(Engine):
         return nodes
 
     def _call(self, call: Callable[[JobSubmissionClient], _T]) -> _T:
-        """Call Ray, over a new connection after each error.
-
-        Raises:
-            EngineError: with Ray's message.
-        """
+        """Call Ray, over a new connection after each error."""
         try:
             if self._client is None:
                 self._client = JobSubmissionClient(self.address)

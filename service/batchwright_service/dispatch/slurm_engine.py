@@ -128,11 +128,7 @@ def _state(text: str) -> JobState:
 
 
 def _run(*words: str, may_fail_silently: bool = False) -> str:
-    """Run a command of Slurm's, and return its output.
-
-    Raises:
-        EngineError: with its message.
-    """
+    """Run a command of Slurm's, and return its output."""
     program = shutil.which(words[0])
     if program is None:
         raise EngineError(f"{words[0]}: Slurm's commands are not installed on this host")

@@ -29,11 +29,7 @@ def assigned_hosts() -> Hosts:
 
 
 def _expanded(nodes: str) -> list[str]:
-    """Return the names in a list of Slurm's, such as ``node[1-3]``.
-
-    Raises:
-        ConfigurationError: when Slurm's commands cannot be run here.
-    """
+    """Return the names in a list of Slurm's, such as ``node[1-3]``."""
     program = shutil.which("scontrol")
     if program is None:
         raise ConfigurationError("scontrol: Slurm's commands are not installed on this node")

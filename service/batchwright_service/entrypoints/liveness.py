@@ -118,11 +118,7 @@ def _check(file: Path, record: LivenessRecord) -> str:
 
 
 def _folder() -> Path:
-    """Return this user's folder of records, which no other user may write.
-
-    Raises:
-        NotReadyError: when another user owns the folder.
-    """
+    """Return this user's folder of records, which no other user may write."""
     folder = Path(tempfile.gettempdir()) / f"batchwright-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid() or folder.is_symlink():

@@ -115,11 +115,7 @@ def name_on_host(device: DeviceInfo) -> str:
 
 
 def _devices(kind: str, count: int) -> list[DeviceInfo]:
-    """Return the first devices that the engine has assigned, of this kind if one is given: GPUs before the CPU.
-
-    Raises:
-        ConfigurationError: when the engine has assigned fewer.
-    """
+    """Return the first devices that the engine has assigned, of this kind if one is given: GPUs before the CPU."""
     found = [device for device in inventory.devices() if kind in {"", device.kind}]
     found = [device for device in found if device.kind == found[0].kind][:count]
     if len(found) < count:

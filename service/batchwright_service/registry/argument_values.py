@@ -88,7 +88,6 @@ def _checked(
     """Return one value.
 
     Raises:
-        ValueRefusedError: with the values that are allowed.
         DataPathNotAllowedError: when a path lies outside ``roots``.
     """
     match argument:

@@ -336,11 +336,7 @@ class CommandsFile(Document):
 
 
 def _checked_range(argument: _RangeT) -> _RangeT:
-    """Return an argument whose bounds and default agree.
-
-    Raises:
-        ValueError: naming the values.
-    """
+    """Return an argument whose bounds and default agree."""
     if argument.minimum > argument.maximum:
         raise ValueError(f"`minimum` is {argument.minimum}, above `maximum`, which is {argument.maximum}")
     if argument.default is not None and not argument.minimum <= argument.default <= argument.maximum:

@@ -95,11 +95,7 @@ def check_words(
 
 
 def _check_no_shell_code(words: Sequence[str], variables: Collection[str], placement: Placement) -> None:
-    """Refuse texts of callers beside code for a shell, which may expand them.
-
-    Raises:
-        ValueError: naming the argument and the remedy.
-    """
+    """Refuse texts of callers beside code for a shell, which may expand them."""
     shells = [number for number, word in enumerate(words) if _SHELL.fullmatch(PurePath(word).name)]
     if not shells or not any(_SHELL_CODE.fullmatch(word) for word in words[shells[0] :]):
         return
@@ -113,11 +109,7 @@ def _check_no_shell_code(words: Sequence[str], variables: Collection[str], place
 
 
 def _check_names_no_program(words: Sequence[str], number: int, name: str) -> None:
-    """Refuse a text of a caller before the script of an interpreter or launcher, whose options it would be.
-
-    Raises:
-        ValueError: naming the word and the remedy.
-    """
+    """Refuse a text of a caller before the script of an interpreter or launcher, whose options it would be."""
     program = PurePath(words[0]).name
     if not (_RUNS_OTHERS.fullmatch(program) or _SHELL.fullmatch(program)):
         return
@@ -130,11 +122,7 @@ def _check_names_no_program(words: Sequence[str], number: int, name: str) -> Non
 
 
 def _check_word(words: Sequence[str], number: int, name: str, placement: Placement) -> None:
-    """Check a word with the value of an argument.
-
-    Raises:
-        ValueError: naming the word and the remedy.
-    """
+    """Check a word with the value of an argument."""
     word, value = words[number], f"{{{ARGUMENT_PREFIX}{name}}}"
     if name in placement.selecting and word != value:
         raise ValueError(f"`argv`: `{value}` selects a whole word, but is in `{word}`: write `{value}` alone")

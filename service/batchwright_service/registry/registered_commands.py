@@ -240,12 +240,7 @@ class RegisteredCommands:
 
     @staticmethod
     def _check_given(spec: CommandSpec, found: CommandSpec) -> None:
-        """Check that the other fields of a spec are those of the registration, or are left out or at their defaults.
-
-        Raises:
-            CommandNotAllowedError: when its command line is another one.
-            InvalidInputError: naming each other field.
-        """
+        """Check that the other fields of a spec are those of the registration, or are left out or at their defaults."""
         given, model = spec.model, found.model
         if given.argv and given.argv != model.argv:
             raise CommandNotAllowedError(
@@ -309,11 +304,7 @@ def _digest(definition: CommandDefinition, model: CommandModel) -> str:
 
 
 def _refuse_repeated_keys(path: Path) -> None:
-    """Refuse a file with a key twice in one mapping, of which a parser keeps the last alone.
-
-    Raises:
-        SpecError: naming the key and its line.
-    """
+    """Refuse a file with a key twice in one mapping, of which a parser keeps the last alone."""
     problems: list[FieldProblem] = []
 
     def walk(node: yaml.Node | None, names: tuple[str, ...]) -> None:

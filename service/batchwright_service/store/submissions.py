@@ -168,11 +168,7 @@ def _cancel(connection: Connection, work_ids: Collection[str], caller: Caller) -
 
 @contextmanager
 def _taken_id_refused(work_id: str) -> Iterator[None]:
-    """Translate the error of a taken primary key.
-
-    Raises:
-        ConflictError: naming the work.
-    """
+    """Translate the error of a taken primary key."""
     try:
         yield
     except IntegrityError:
@@ -215,9 +211,6 @@ def _store_request(connection: Connection, idempotency: Idempotency, work_id: st
     """Insert a request, and delete some expired ones.
 
     It comes first in its transaction: a concurrent request with the key waits here, then finds the stored one.
-
-    Raises:
-        DuplicateRequestError: when the key belongs to a stored request already.
     """
     _delete_expired(connection, idempotency)
     values = {

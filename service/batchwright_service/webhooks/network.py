@@ -53,7 +53,6 @@ class CheckedBackend(httpcore.NetworkBackend):
         """Return the addresses of a host.
 
         Raises:
-            AddressRefusedError: when one of them may not be connected to.
             ConnectError: when the host is unknown.
         """
         try:

@@ -166,11 +166,7 @@ class WorkRunner:
         return Ending(State.SUCCEEDED, recommendation=recommendation)
 
     def _answer(self, item: WorkItem, tuning: TuningSession, holder: LeaseHolder) -> Ending | None:
-        """The ending of a tuning that an equal one answers, which has ended since the submission or is running now.
-
-        Raises:
-            WorkStoppedError: when a stop was requested while the other one was running.
-        """
+        """The ending of a tuning that an equal one answers, which has ended since the submission or is running now."""
         if item.fresh:
             return None
         store, fingerprint = self._store, tuning.fingerprint
@@ -299,11 +295,7 @@ class _RecordingHooks(TuningHooks):
 
 
 def _require_same_environment(tuning: TuningSession, item: WorkItem) -> None:
-    """Refuse to go on with recorded probes that ran under other versions or limits than the next one would.
-
-    Raises:
-        EnvironmentChangedError: naming both fingerprints.
-    """
+    """Refuse to go on with recorded probes that ran under other versions or limits than the next one would."""
     if tuning.fingerprint != item.fingerprint:
         raise EnvironmentChangedError(
             f"{item.probes} probes ran before the device, its memory or a version changed "
@@ -330,11 +322,7 @@ def _restore(
 
 
 def _require_healthy(health: HostHealth, trouble: HostFailure | None = None) -> None:
-    """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly.
-
-    Raises:
-        HostFailureError: naming the trouble.
-    """
+    """Raise the trouble of the host, if there is any, so that no failure is blamed on the work wrongly."""
     if (found := trouble or health.examine()) is not None:
         raise HostFailureError(found.cause, found.message, found.needed_bytes)
 
@@ -353,11 +341,7 @@ def _refuse_repeated_losses(claim: Claim) -> None:
 
 
 def _job_ending(result: TrainingResult) -> Ending:
-    """Return the ending of a job whose run has ended.
-
-    Raises:
-        WorkStoppedError: when the run was stopped and can be resumed.
-    """
+    """Return the ending of a job whose run has ended."""
     match result.outcome:
         case RunOutcome.SUCCEEDED:
             return Ending(State.SUCCEEDED, result=result)

@@ -108,9 +108,6 @@ class Slot:
         """Wait while a worker with another data folder seems to serve this slot, since it may have just died.
 
         It uses another lock file, so only missing heartbeats prove its death.
-
-        Raises:
-            DeviceTakenError: when it sends another heartbeat.
         """
         last: SlotHolder | None = None
         while (other := self._foreign_worker()) is not None:

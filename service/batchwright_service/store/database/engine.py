@@ -152,9 +152,6 @@ def _refuse_broken(connection: Any, record: ConnectionPoolEntry, _proxy: object)
     """Try a connection before its use if the server has sent something, as at its end, or it was long unused.
 
     To try each one would double the transactions of a fleet.
-
-    Raises:
-        InvalidatePoolError: when it is broken; the pool opens another one.
     """
     import psycopg  # noqa: PLC0415 - an extra, which SQLite does without
 
