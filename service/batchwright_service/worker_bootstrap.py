@@ -140,11 +140,7 @@ def local_executor(
 ) -> Executor:
     """Create an executor that runs processes of this host.
 
-    Args:
-        device: the device.
-        commands: the commands that it may run.
-        data_roots: the folders from which tunings and jobs may read data.
-        hosts: the hosts that a cluster's engine has assigned.
+    ``hosts`` are those that a cluster's engine has assigned.
     """
     return LocalExecutor(
         device,

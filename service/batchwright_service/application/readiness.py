@@ -58,15 +58,7 @@ class Readiness:
     A long queue is no fault: work may wait for hours behind a training job, and a load balancer that removes the API
     then would make it worse. A queue that does not move is a fault. So the age of the oldest waiting work counts only
     where a live worker of its device is idle, or where no worker serves the device. A request for hardware that no
-    worker has is no fault of the service.
-
-    Args:
-        queue: the waiting work.
-        devices: the served devices.
-        lease_seconds: the age of a heartbeat up to which a worker is alive.
-        stuck_seconds: the age from which waiting work is stuck, where its device is idle or not served.
-        pause: waits for some seconds.
-        commands: describes the registered commands; an empty text leaves them out.
+    worker has is no fault of the service. A heartbeat may be ``lease_seconds`` old, and waiting work ``stuck_seconds``.
     """
 
     def __init__(  # noqa: PLR0913 - built in one place

@@ -41,10 +41,7 @@ _SHARE_DIGITS = 7
 class _Recent(Generic[Key, Value]):
     """Values by key that are computed again once they are older than a time: one thread computes, all others wait.
 
-    Args:
-        keys: all keys.
-        seconds: the longest age, counted from the beginning of the computation.
-        clock: monotonic seconds.
+    An age counts from the beginning of the computation.
     """
 
     def __init__(self, keys: Iterable[Key], seconds: float, clock: Callable[[], float]) -> None:
@@ -63,13 +60,7 @@ class _Recent(Generic[Key, Value]):
 
 
 class SummaryCases:
-    """Use cases of statistics. Safe to share between threads: one counts, all get its counts.
-
-    Args:
-        statistics: counts work, failures and cache hits in the store.
-        counter: has cache hits that are not in the store yet.
-        clock: monotonic seconds.
-    """
+    """Use cases of statistics. Safe to share between threads: one counts, all get its counts."""
 
     def __init__(
         self, statistics: StatisticsStore, counter: HitCounter, clock: Callable[[], float] = time.monotonic
@@ -104,12 +95,7 @@ class SummaryCases:
 
 
 class OccupancyCases:
-    """The use case of the occupancy of devices. Safe to share between threads: one sums, all get its sums.
-
-    Args:
-        statistics: sums the time of recorded work in the store.
-        clock: monotonic seconds.
-    """
+    """The use case of the occupancy of devices. Safe to share between threads: one sums, all get its sums."""
 
     def __init__(self, statistics: StatisticsStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._statistics = statistics

@@ -55,12 +55,7 @@ WorkT = TypeVar("WorkT", Tuning, Job)
 
 
 class WorkCases(ABC, Generic[SubmissionT, WorkT]):
-    """Use cases of work of one kind. Safe to share between threads.
-
-    Args:
-        context: the shared dependencies.
-        positions: positions in the queue, of all kinds of work.
-    """
+    """Use cases of work of one kind. Safe to share between threads."""
 
     kind: ClassVar[WorkKind]
 

@@ -38,12 +38,7 @@ class AuditTrail:
 
 
 class AuditRetention:
-    """Delete old entries every hour, in a thread of its own. Several services on one database may do so at once.
-
-    Args:
-        store: the store of the audit log.
-        days: the age in days after which entries are deleted.
-    """
+    """Delete old entries every hour, in a thread of its own. Several services on one database may do so at once."""
 
     def __init__(self, store: AuditStore, days: float) -> None:
         self._store = store

@@ -27,11 +27,6 @@ class Sessions:
     """Open, verify and close sessions. Instances are safe to share between threads, and services may share the store.
 
     A verified session is trusted for ``TRUST_SECONDS``, even if it is closed elsewhere or its key is revoked.
-
-    Args:
-        store: the store of the sessions.
-        key_authenticator: verifies the keys of the sessions.
-        clock: monotonic, in seconds.
     """
 
     def __init__(

@@ -47,11 +47,7 @@ class Dispatcher:
     Nothing is kept but what saves time: another dispatcher, or this one after a restart, goes on from the store and
     the engine's jobs. Stopping it stops no job.
 
-    Args:
-        store: the store.
-        engine: the cluster.
-        lease_seconds: age from which an announced device is taken for dead.
-        poll_seconds: pause between two passes.
+    An announced device is taken for dead after ``lease_seconds``.
     """
 
     def __init__(self, store: Store, engine: Engine, lease_seconds: float, poll_seconds: float) -> None:

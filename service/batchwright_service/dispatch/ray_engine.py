@@ -41,10 +41,7 @@ _T = TypeVar("_T")
 class RayEngine(Engine):
     """A Ray cluster.
 
-    Args:
-        address: the address of Ray's dashboard.
-        command: the command of Batchwright on the nodes.
-        environment: variables of the jobs. Ray shows them to everyone who can reach the dashboard.
+    Ray shows the variables of jobs (``environment``) to everyone who can reach the dashboard.
     """
 
     name = "ray"

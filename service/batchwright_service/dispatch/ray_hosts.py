@@ -103,14 +103,7 @@ def gather(nodes: Nodes, command: Sequence[str]) -> int:
 
 
 def run_on(nodes: Nodes, address: str, index: int, command: Sequence[str]) -> int:
-    """Run a command on a node of a placement group, and return its exit status; that of a lost host if it is gone.
-
-    Args:
-        nodes: the nodes.
-        address: the address of the cluster.
-        index: number of the node.
-        command: the command.
-    """
+    """Run a command on a node of a placement group, and return its exit status; that of a lost host if it is gone."""
     carried = {key: value for key, value in os.environ.items() if not key.startswith(_OF_HOSTS)}
     for key in [key for key in os.environ if key.startswith("RAY_")]:
         del os.environ[key]  # of the actor that this process runs below

@@ -76,11 +76,7 @@ class ConnectionPhase(Enum):
 
 
 class Connections:
-    """The connections of a server, for use in the thread of its event loop.
-
-    Args:
-        limits: the bounds.
-    """
+    """The connections of a server, for use in the thread of its event loop."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits

@@ -27,10 +27,7 @@ Build = Callable[[Settings], WorkerSystem]
 def main(descriptor: str, parent: str, build: Build = build_worker) -> None:
     """Run the workers until a stop request, or until the API process has ended.
 
-    Args:
-        descriptor: the file descriptor of the channel.
-        parent: the id of the API process.
-        build: builds the workers.
+    ``descriptor`` is that of the channel, ``parent`` the id of the API process.
     """
     die_with_parent(int(parent))
     channel = Channel(socket.socket(fileno=int(descriptor)))

@@ -25,12 +25,7 @@ MAX_POSITIONS = 5000
 
 
 class QueuePositions:
-    """Positions of the queued work. Instances are safe to share between threads.
-
-    Args:
-        read: reads at most a number of entries of the queue.
-        clock: monotonic, in seconds.
-    """
+    """Positions of the queued work. Instances are safe to share between threads."""
 
     def __init__(self, read: Callable[[int], Queue], clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read

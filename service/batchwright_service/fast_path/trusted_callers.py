@@ -19,11 +19,7 @@ _MAX_CALLERS = 1024
 
 
 class TrustedCallers:
-    """Verified callers, by the digests of their keys or tokens. Instances are safe to share between threads.
-
-    Args:
-        clock: monotonic, in seconds.
-    """
+    """Verified callers, by the digests of their keys or tokens. Instances are safe to share between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._lock = threading.Lock()

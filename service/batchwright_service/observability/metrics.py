@@ -54,11 +54,7 @@ Snapshot = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 
 
 class Metrics:
-    """The metrics of one process. Instances are safe to share between threads. Each call takes about a microsecond.
-
-    Args:
-        version: version of this service.
-    """
+    """The metrics of one process. Instances are safe to share between threads. Each call takes about a microsecond."""
 
     def __init__(self, version: str = "") -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]

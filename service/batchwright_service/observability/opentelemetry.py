@@ -48,12 +48,7 @@ class RecordedSpan(Span):
 
 
 class RecordedSpans(Spans):
-    """Record spans, and pass them to an exporter from a background thread.
-
-    Args:
-        exporter: receives the spans.
-        version: version of this service.
-    """
+    """Record spans, and pass them to an exporter from a background thread."""
 
     recording = True
 

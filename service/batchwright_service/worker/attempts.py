@@ -27,14 +27,7 @@ _MAX_HUB_FAILURES = 40
 
 
 class AttemptRunner:
-    """Run claimed work, one piece at a time, on the worker's thread.
-
-    Args:
-        store: where work is finished or handed back.
-        runner: runs claimed work.
-        context: the device, and the health of its host.
-        instruments: metrics and spans.
-    """
+    """Run claimed work, one piece at a time, on the worker's thread."""
 
     def __init__(self, store: Store, runner: WorkRunner, context: DeviceContext, instruments: Instruments) -> None:
         self._store = store

@@ -17,14 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """The workers of this process, their heartbeat, and the notifications for them.
-
-    Args:
-        store: the store.
-        executors: one executor per device.
-        versions: the installed versions that affect memory.
-        settings: the settings of the workers.
-    """
+    """The workers of this process, their heartbeat, and the notifications for them."""
 
     def __init__(
         self,

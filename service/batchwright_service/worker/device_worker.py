@@ -24,14 +24,7 @@ from batchwright_service.worker.work_loop import IdlePause, WorkLoop
 class DeviceWorker:
     """Serve one device with a thread; the heartbeat is that of the process.
 
-    Args:
-        store: the store.
-        executor: runs the work.
-        versions: the installed versions that affect memory.
-        settings: the settings of the workers.
-        owner: name of the process.
-        is_notified: whether the database notifies waiting workers.
-        announce_now: has the devices of the process announced now.
+    ``is_notified`` tells whether the database notifies waiting workers; ``announce_now`` has devices announced now.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - built in one place

@@ -130,14 +130,7 @@ class LeaseHolder:
 
 
 class WorkClaimer:
-    """Claim work for a device, one piece at a time. Any thread may use the lease holder, or request a stop.
-
-    Args:
-        leases: where work is claimed.
-        served: the device.
-        terms: the terms of every lease.
-        assignment: the only work to claim.
-    """
+    """Claim work for a device, one piece at a time. Any thread may use the lease holder, or request a stop."""
 
     def __init__(
         self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms, assignment: Assignment | None = None

@@ -57,14 +57,7 @@ class DeviceLock:
 
 
 class Slot:
-    """Take a slot from dead owners, and release it.
-
-    Args:
-        served: the device, its slot and its new owner.
-        leases: the leases of work that dead owners left in the slot.
-        devices: the served devices.
-        settings: the settings of the worker.
-    """
+    """Take a slot from dead owners, and release it."""
 
     def __init__(
         self, served: ServedDevice, leases: LeaseStore, devices: DeviceStore, settings: WorkerSettings

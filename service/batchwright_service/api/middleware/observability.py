@@ -34,11 +34,6 @@ class ObservabilityMiddleware:
     - An unhandled error is logged with its traceback. The caller gets a problem with status 500 that names the request
       id, by which an operator finds the log line.
     - Requests that change something are logged at `info`, reads at `debug`, and failures at `error`.
-
-    Args:
-        app: the wrapped application.
-        metrics: receives the time to the start of each response.
-        spans: makes a span of each request, where spans are recorded.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, spans: Spans) -> None:

@@ -24,12 +24,7 @@ def answer_from(
     evidence shows. A copy is created now; its evidence names the tuning that ran the probes. It says that nothing of
     other data was read.
 
-    Args:
-        found: a recommendation with the fingerprint of the request.
-        request: the request, complete.
-        device: the device that the request is for.
-        names: names that the caller gave.
-        new_id: identifier of a copy.
+    The request is complete, the names are those that its caller gave, and a copy gets the new id.
     """
     compared = [asked.model_dump(exclude={"probe_timeout_seconds"}) for asked in (found.request, request)]
     if compared[0] == compared[1] and (not names.is_named or names == found.names):

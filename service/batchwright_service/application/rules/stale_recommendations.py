@@ -22,12 +22,7 @@ _CACHE_SECONDS = 1.0
 
 
 class StaleRecommendations:
-    """Judge recommendations by the live workers. Safe to share between threads.
-
-    Args:
-        store: the stored recommendations.
-        live_workers: returns the devices with a live worker.
-    """
+    """Judge recommendations by the live workers. Safe to share between threads."""
 
     def __init__(self, store: RecommendationStore, live_workers: Callable[[], Sequence[AnnouncedDevice]]) -> None:
         self._store = store

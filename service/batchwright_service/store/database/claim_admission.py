@@ -45,11 +45,6 @@ Transaction = Callable[[Engine], AbstractContextManager[Connection]]
 def admitted(engine: Engine, transaction: Transaction, wait_seconds: float) -> Iterator[Connection]:
     """Open a transaction that may stand in the line for the lock of claims. SQLite admits all: it has its own line.
 
-    Args:
-        engine: the engine of the database.
-        transaction: opens the transaction.
-        wait_seconds: the time for which to wait for a ticket.
-
     Raises:
         ClaimsCrowdedError: when there was no ticket in time.
         StoreUnavailableError: when the database cannot be reached.

@@ -69,16 +69,7 @@ def searched_page(  # noqa: PLR0913, PLR0917 - the parts of a statement
 ) -> Sequence[Row[Any]]:
     """Return a page of a searched or sorted list.
 
-    Args:
-        connection: an open transaction.
-        table: the table of the list.
-        source: the table, joined with those of further columns.
-        columns: the columns of a row.
-        conditions: the conditions of the other filters.
-        search: the search, and the order.
-        before: id of the last row of the previous page.
-        limit: most rows to return.
-        values: the parameters of the conditions.
+    ``before`` is the id of the last row of the previous page, and ``values`` are the parameters of the conditions.
     """
     ids = select(table.c.id).where(*conditions)
     page = page_statement(connection, table, ids, search, before, limit).subquery()

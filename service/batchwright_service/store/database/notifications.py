@@ -113,10 +113,7 @@ class Receiver(Protocol):
 class Listener:
     """Receive the notifications of one worker process, on a connection that is opened again when it breaks.
 
-    Args:
-        engine: an engine of PostgreSQL.
-        owner: name of the process.
-        receiver: receives the notifications, in the listener's thread.
+    The receiver is called in the listener's thread.
     """
 
     def __init__(self, engine: Engine, owner: str, receiver: Receiver) -> None:

@@ -26,9 +26,6 @@ class FairLock:
     def acquire(self, timeout_seconds: float) -> Iterator[None]:
         """Hold the lock within the block.
 
-        Args:
-            timeout_seconds: how long to wait for the lock.
-
         Raises:
             StoreUnavailableError: when the lock is not acquired in time.
         """

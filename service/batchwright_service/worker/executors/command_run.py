@@ -10,11 +10,7 @@ from batchwright.schemas.training import CommandProgress, TrainingResult
 
 
 class CommandRun:
-    """A started command. A ``batchwright_service.worker.executors.local.RunProcess``.
-
-    Args:
-        job: the job of the command, which has been started.
-    """
+    """A started command. A ``batchwright_service.worker.executors.local.RunProcess``."""
 
     def __init__(self, job: CommandJob) -> None:
         self._job = job

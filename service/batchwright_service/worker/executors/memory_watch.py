@@ -15,12 +15,7 @@ _LEAST_CHANGE = 512
 
 
 class MemoryWatch:
-    """Read the memory in use until it is stopped.
-
-    Args:
-        read: reads it; None where it cannot be read.
-        total_bytes: memory of the device.
-    """
+    """Read the memory in use until it is stopped."""
 
     def __init__(self, read: Callable[[], MemoryInUse | None], total_bytes: int) -> None:
         self._read = read

@@ -36,12 +36,7 @@ _ORPHAN_SECONDS = 5.0
 
 
 class WorkerProcess:
-    """Workers in a child process, which is restarted when it dies. Safe to share between threads.
-
-    Args:
-        settings: the settings of the service.
-        entry: the module that the process runs.
-    """
+    """Workers in a child process, which is restarted when it dies. Safe to share between threads."""
 
     def __init__(self, settings: Settings, entry: str = ENTRY) -> None:
         self._settings = settings.model_copy(update={"worker": True, "metrics_port": None})
