@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.cli.help import GroupHelp
 from batchwright.client.documents.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 from batchwright.errors import ServingError, SpecError
 from batchwright.schemas.base import Document
@@ -39,6 +40,7 @@ _VALID = "good"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 keys = typer.Typer(
+    cls=GroupHelp,
     help="Create, list and revoke the API keys of a service, directly in its database. The service need not run.",
     no_args_is_help=True,
 )

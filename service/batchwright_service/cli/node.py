@@ -11,9 +11,12 @@ from typing import Annotated
 
 import typer
 
+from batchwright.cli.help import GroupHelp
 from batchwright_service.cli.serve import reading_settings
 
-node = typer.Typer(no_args_is_help=True, help="Started by a dispatcher on the nodes of a Ray or Slurm cluster.")
+node = typer.Typer(
+    cls=GroupHelp, no_args_is_help=True, help="Started by a dispatcher on the nodes of a Ray or Slurm cluster."
+)
 
 
 @node.command()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
+from batchwright.cli.help import GroupHelp
 from batchwright.client.documents.staleness import Staleness
 from batchwright_service.cli.admin import Json, opened, print_rows
 from batchwright_service.cli.serve import DatabaseUrl
@@ -28,6 +29,7 @@ _ROWS_AT_ONCE = 200
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation, as `list` shows it.")]
 
 recommendations = typer.Typer(
+    cls=GroupHelp,
     help="List the recommendations of a service with the changes since they were made, and confirm stale ones, "
     "directly in its database.",
     no_args_is_help=True,

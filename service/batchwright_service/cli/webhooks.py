@@ -17,7 +17,15 @@ import typer
 from pydantic import ValidationError
 from rich.table import Column, Table
 
-from batchwright.client.documents.webhooks import Delivery, DeliveryState, Webhook, WebhookEvent, WebhookSubmission
+from batchwright.cli.help import GroupHelp
+from batchwright.client.documents.webhooks import (
+    ENDINGS,
+    Delivery,
+    DeliveryState,
+    Webhook,
+    WebhookEvent,
+    WebhookSubmission,
+)
 from batchwright.errors import SpecError
 from batchwright.schemas.field_errors import problems_in
 from batchwright_service.cli.admin import Json, opened, print_created, print_rows
@@ -31,6 +39,7 @@ _ROWS_AT_ONCE = 200
 _WebhookId = Annotated[str, typer.Argument(metavar="ID", help="Id of the webhook, as `webhooks list` shows it.")]
 
 webhooks = typer.Typer(
+    cls=GroupHelp,
     help="Register, list and remove the webhooks of a service, and look into their deliveries, directly in its "
     "database. The service need not run, but it alone delivers.",
     no_args_is_help=True,
@@ -44,7 +53,11 @@ def add(  # noqa: PLR0913 - options of a command
     name: Annotated[str, typer.Option(help="Name by which lists distinguish the webhook.")] = "",
     event: Annotated[
         list[WebhookEvent] | None,
-        typer.Option("--event", help="An event to report; all when left out. May be repeated."),
+        typer.Option(
+            "--event",
+            metavar="EVENT",
+            help=f"One of {', '.join(ENDINGS)}. May be repeated; all events when left out.",
+        ),
     ] = None,
     project: Annotated[str | None, typer.Option(help="Report only the work of this project.")] = None,
     database_url: DatabaseUrl = None,

@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_group
 
 from batchwright.cli.commands.devices import devices, gpus
@@ -20,8 +19,9 @@ from batchwright.cli.commands.train import train
 from batchwright.cli.commands.tune import tune
 from batchwright.cli.commands.verify import verify
 from batchwright.cli.errors import ExitCode, as_json, exit_code
+from batchwright.cli.help import GroupedTakesCommand, GroupHelp
 from batchwright.cli.output import print_error
-from batchwright.cli.trailing_command import TakesCommand, own_arguments
+from batchwright.cli.trailing_command import own_arguments
 from batchwright.errors import BatchwrightError, SpecError
 from batchwright.system.own_variables import possible_settings
 
@@ -52,7 +52,7 @@ _SETTINGS = "batchwright.settings"
 """Group of the entry points that return the problems of an environment's variables with the project's prefix."""
 
 
-class _Commands(TyperGroup):
+class _Commands(GroupHelp):
     """The commands of the library, and those of entry points.
 
     The latter are imported only for one of them, and for the list of all: those of the service take a quarter of the
@@ -91,9 +91,8 @@ def _typer() -> typer.Typer:
     return typer.Typer(
         cls=_Commands,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,  # its tables cut the names of options at 80 columns
     )
 
 
@@ -136,7 +135,7 @@ def _require_known_variables() -> None:
 
 
 for _command in _COMMANDS:
-    app.command(cls=TakesCommand if _command in _TAKE_COMMANDS else None)(_command)
+    app.command(cls=GroupedTakesCommand if _command in _TAKE_COMMANDS else None)(_command)
 
 
 def main() -> None:
