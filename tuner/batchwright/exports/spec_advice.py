@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal, assert_never
 
 from batchwright.errors import ExportError
 from batchwright.exports.base import ExportContext, Warnings
 from batchwright.schemas.model.adapter import LoraAdapter
-from batchwright.schemas.optimizer import OptimizerName, OptimizerSpec, ScheduleSpec
+from batchwright.schemas.optimizer import OptimizerSpec, ScheduleSpec
 from batchwright.schemas.workload import (
     Mlp,
     PythonModel,
@@ -59,13 +57,6 @@ def nodes(context: ExportContext) -> tuple[int, int]:
 
 
 # --- the optimizer and the adapter ---
-
-
-TRAINER_NAMES: Mapping[OptimizerName, str] = MappingProxyType({"adamw8bit": "adamw_bnb_8bit", "lion8bit": "lion_8bit"})
-"""Optimizers with a state in 8 bits, as `optim` of the Trainer of transformers (and its likes) names them.
-
-Like the probes, the Trainer keeps the state of embeddings in fp32.
-"""
 
 
 def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()") -> str:
@@ -182,7 +173,7 @@ def _of_optimizer(spec: WorkloadSpec) -> dict[Part, str]:
             f"Where {spec.model.target} has a `build_optimizer` or a `build_lr_scheduler`, they were measured and are "
             "not part of this export: call them in place of the optimizer and the schedule of the spec."
         )
-    if optimizer.name in TRAINER_NAMES:
+    if optimizer.trainer_name is not None:
         found["optimizer-not-written"] = (
             f"The optimizer is not part of this export: `{optimizer.name}`, whose state in 8 bits was measured, is "
             f"`{optimizer.torch_class}` of bitsandbytes. With a state in fp32 the micro-batch may not fit."

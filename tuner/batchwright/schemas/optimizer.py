@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -91,16 +91,18 @@ class _Optimizer:
     """Whether torch chooses ``foreach`` on a GPU by default."""
     takes_shards: bool = True
     """True if the step is right for a shard of a parameter (FSDP)."""
+    initial_state: Mapping[str, str | float] = field(default_factory=dict)
+    """State that does not begin as zeros: a number, or the name of the group's field that has it."""
+    trainer_name: str | None = None
+    """For a state in 8 bits: `optim` of the Trainer of transformers (and its likes), which like the probes keeps the
+    state of embeddings in fp32."""
 
 
-def _optimizer(
-    torch_class: str, fields: str, arguments: str, module: str = "torch.optim", extra: str = "torch", **properties: bool
-) -> _Optimizer:
-    taken, own = frozenset(fields.split()), frozenset(arguments.split())
-    return _Optimizer(torch_class, taken, own, module, extra, **properties)
+def _optimizer(torch_class: str, fields: str, arguments: str, **properties: Any) -> _Optimizer:  # noqa: ANN401 - fields of it
+    return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), **properties)
 
 
-def _in_8_bits(torch_class: str, arguments: str) -> _Optimizer:
+def _in_8_bits(torch_class: str, arguments: str, trainer_name: str) -> _Optimizer:
     """An optimizer of bitsandbytes, which steps one parameter after the other."""
     return _optimizer(
         torch_class,
@@ -111,6 +113,7 @@ def _in_8_bits(torch_class: str, arguments: str) -> _Optimizer:
         has_foreach=False,
         prefers_foreach=False,
         takes_shards=False,
+        trainer_name=trainer_name,
     )
 
 
@@ -142,14 +145,19 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
         "sgd": _optimizer("SGD", "weight_decay momentum", "nesterov", has_fused=True),
         "adadelta": _optimizer("Adadelta", "weight_decay", "eps rho"),
         "adafactor": _optimizer("Adafactor", "weight_decay", "beta2_decay", prefers_foreach=False),
-        "adagrad": _optimizer("Adagrad", "weight_decay", "eps lr_decay initial_accumulator_value"),
+        "adagrad": _optimizer(
+            "Adagrad",
+            "weight_decay",
+            "eps lr_decay initial_accumulator_value",
+            initial_state={"sum": "initial_accumulator_value"},
+        ),
         "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
-        "adamw8bit": _in_8_bits("AdamW8bit", "eps"),
-        "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0"),
+        "adamw8bit": _in_8_bits("AdamW8bit", "eps", "adamw_bnb_8bit"),
+        "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0", initial_state={"eta": "lr", "mu": 1.0}),
         "lion": _optimizer(
             "Lion", "weight_decay betas", "", module="lion_pytorch", has_foreach=False, prefers_foreach=False
         ),
-        "lion8bit": _in_8_bits("Lion8bit", ""),
+        "lion8bit": _in_8_bits("Lion8bit", "", "lion_8bit"),
         "muon": _optimizer(
             "Muon",
             "weight_decay betas momentum",
@@ -157,10 +165,15 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
             has_fused=True,
             takes_shards=False,
         ),
-        "nadam": _optimizer("NAdam", "weight_decay betas", "eps momentum_decay decoupled_weight_decay"),
+        "nadam": _optimizer(
+            "NAdam",
+            "weight_decay betas",
+            "eps momentum_decay decoupled_weight_decay",
+            initial_state={"mu_product": 1.0},
+        ),
         "radam": _optimizer("RAdam", "weight_decay betas", "eps decoupled_weight_decay"),
         "rmsprop": _optimizer("RMSprop", "weight_decay momentum", "eps alpha centered"),
-        "rprop": _optimizer("Rprop", "", "etas step_sizes"),
+        "rprop": _optimizer("Rprop", "", "etas step_sizes", initial_state={"step_size": "lr"}),
     }
 )
 """The optimizers of `torch.optim` for dense gradients whose step takes no closure, Lion of `lion_pytorch`, and two of
@@ -299,6 +312,11 @@ class OptimizerSpec(Document):
     def extra(self) -> str:
         """The extra of Batchwright that installs the package."""
         return OPTIMIZERS[self.name].extra
+
+    @property
+    def trainer_name(self) -> str | None:
+        """Its name in the Trainer of transformers (and its likes), for a state in 8 bits; None for all others."""
+        return OPTIMIZERS[self.name].trainer_name
 
     @property
     def is_of_torch(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, assert_never
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from batchwright.errors import FieldProblem, SpecError, WorkloadError
-from batchwright.schemas.optimizer import OptimizerSpec, ScheduleSpec
+from batchwright.schemas.optimizer import OPTIMIZERS, OptimizerSpec, ScheduleSpec
 from batchwright.workloads.base import BuildsLRScheduler, Workload
 from batchwright.workloads.build import require_optimizer
 
@@ -206,8 +206,10 @@ def materialize_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+    known = (record for record in OPTIMIZERS.values() if record.torch_class == type(optimizer).__name__)
+    sources = next((record.initial_state for record in known), {})
     for group in optimizer.param_groups:
-        initial = {name: group.get(source, source) for name, source in _INITIAL_VALUES.get(type(optimizer), {}).items()}
+        initial = {name: group.get(str(source), source) for name, source in sources.items()}
         for parameter in group["params"]:
             state = optimizer.state[parameter]
             for name, value in state.items():
@@ -217,12 +219,5 @@ def materialize_state(optimizer: torch.optim.Optimizer) -> None:
                     state[name] = 0
 
 
-_INITIAL_VALUES: Mapping[type[torch.optim.Optimizer], Mapping[str, Any]] = {
-    torch.optim.Adagrad: {"sum": "initial_accumulator_value"},
-    torch.optim.ASGD: {"eta": "lr", "mu": 1.0},
-    torch.optim.NAdam: {"mu_product": 1.0},
-    torch.optim.Rprop: {"step_size": "lr"},
-}
-"""State that does not begin as zeros: a number, or the name of the group's field that has it."""
 _CODE_TABLES = {"qmap1", "qmap2"}
 """State of bitsandbytes that no step changes: the values of the 256 codes, one table for all parameters."""

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from batchwright.exports import advice
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import yaml_file
-from batchwright.exports.spec_advice import TRAINER_NAMES, Part, products_in_8_bits, writable_adapter
+from batchwright.exports.spec_advice import Part, products_in_8_bits, writable_adapter
 from batchwright.schemas.model.adapter import LoraAdapter
 from batchwright.schemas.workload import TransformersModel
 
@@ -33,8 +33,8 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         settings |= {"bf16": False, "fp16": False}
     if spec.precision == "bf16":
         settings["bf16"] = True
-    if spec.optimizer.name in TRAINER_NAMES:
-        settings["optimizer"] = TRAINER_NAMES[spec.optimizer.name]
+    if spec.optimizer.trainer_name is not None:
+        settings["optimizer"] = spec.optimizer.trainer_name
     return settings | _preference(context) | _adapter(context)
 
 

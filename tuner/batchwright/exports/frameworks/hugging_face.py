@@ -11,7 +11,6 @@ from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnin
 from batchwright.exports.rendering import json_file, json_word
 from batchwright.exports.spec_advice import (
     OF_THE_WORKLOAD,
-    TRAINER_NAMES,
     dropped_samples,
     left_out,
     nodes,
@@ -78,7 +77,7 @@ def _optimizer(context: ExportContext) -> dict[str, JsonValue]:
         momentum: dict[str, JsonValue] = {"optim_args": f"momentum={optimizer.momentum!r}"}
         return {"optim": "sgd", **common, **(momentum if optimizer.momentum else {})}
     torch_name = "adamw_torch_fused" if optimizer.implementation == "fused" else "adamw_torch"
-    name = TRAINER_NAMES.get(optimizer.name, torch_name)
+    name = optimizer.trainer_name or torch_name
     return {"optim": name, **common, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1]}
 
 
@@ -87,7 +86,7 @@ def _has_optimizer(context: ExportContext) -> bool:
     optimizer = context.spec.optimizer
     if optimizer.arguments or optimizer.groups:
         return False
-    if optimizer.name in TRAINER_NAMES:
+    if optimizer.trainer_name is not None:
         return True
     usual = "for-loop" if context.on_cpu else "foreach"  # torch's default
     if optimizer.name == "sgd":

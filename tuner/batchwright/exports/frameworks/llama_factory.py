@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from batchwright.exports import advice
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import yaml_file
-from batchwright.exports.spec_advice import TRAINER_NAMES, Part, products_in_8_bits, writable_adapter
+from batchwright.exports.spec_advice import Part, products_in_8_bits, writable_adapter
 from batchwright.schemas.model.adapter import LoraAdapter
 
 _V1 = "v1"
@@ -39,8 +39,8 @@ def _settings(context: ExportContext) -> dict[str, JsonValue]:
         if spec.batch.packing == "bfd":  # with `neat_packing` the records of a sequence do not see each other
             settings |= {"stage": "sft", "packing": True, "neat_packing": True}
         settings["disable_gradient_checkpointing"] = not spec.activation_checkpointing
-        if spec.optimizer.name in TRAINER_NAMES:
-            settings["optim"] = TRAINER_NAMES[spec.optimizer.name]
+        if spec.optimizer.trainer_name is not None:
+            settings["optim"] = spec.optimizer.trainer_name
         return settings | _PRECISIONS[spec.precision] | _preference(context) | _adapter(context)
     settings["max_grad_norm"] = float("inf") if spec.gradient_clipping is None else spec.gradient_clipping
     settings["enable_activation_checkpointing"] = spec.activation_checkpointing
