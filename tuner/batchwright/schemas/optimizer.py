@@ -102,11 +102,11 @@ def _optimizer(torch_class: str, fields: str, arguments: str, **properties: Any)
     return _Optimizer(torch_class, frozenset(fields.split()), frozenset(arguments.split()), **properties)
 
 
-def _in_8_bits(torch_class: str, arguments: str, trainer_name: str) -> _Optimizer:
+def _in_8_bits(torch_class: str, fields: str, arguments: str, trainer_name: str | None) -> _Optimizer:
     """An optimizer of bitsandbytes, which steps one parameter after the other."""
     return _optimizer(
         torch_class,
-        "weight_decay betas",
+        fields,
         arguments,
         module="bitsandbytes.optim",
         extra="bitsandbytes",
@@ -152,12 +152,12 @@ OPTIMIZERS: Mapping[OptimizerName, _Optimizer] = MappingProxyType(
             initial_state={"sum": "initial_accumulator_value"},
         ),
         "adamax": _optimizer("Adamax", "weight_decay betas", "eps"),
-        "adamw8bit": _in_8_bits("AdamW8bit", "eps", "adamw_bnb_8bit"),
+        "adamw8bit": _in_8_bits("AdamW8bit", "weight_decay betas", "eps", "adamw_bnb_8bit"),
         "asgd": _optimizer("ASGD", "weight_decay", "lambd alpha t0", initial_state={"eta": "lr", "mu": 1.0}),
         "lion": _optimizer(
             "Lion", "weight_decay betas", "", module="lion_pytorch", has_foreach=False, prefers_foreach=False
         ),
-        "lion8bit": _in_8_bits("Lion8bit", "", "lion_8bit"),
+        "lion8bit": _in_8_bits("Lion8bit", "weight_decay betas", "", "lion_8bit"),
         "muon": _optimizer(
             "Muon",
             "weight_decay betas momentum",
