@@ -10,7 +10,7 @@ from getpass import getuser
 from pathlib import Path
 
 from batchwright.device_traits import DeviceKind, traits_of
-from batchwright.hardware.allocator_env import allocator_environment
+from batchwright.hardware.allocator_env import allocator_environment, visible_devices
 from batchwright.hardware.inventory import devices
 from batchwright.schemas.results import DeviceInfo
 from batchwright.system.processes import propagated_environment
@@ -59,7 +59,7 @@ def injected_environment(
     """
     environment = {**variables, _FOLDER_VARIABLE: str(folder)}
     if cards or not traits_of(kind).is_gpu:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_card(card, environment) for card in cards)
+        environment |= visible_devices(cards, environment)
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([before] if before else [])])
     return environment
@@ -94,10 +94,3 @@ def processes_of(folder: Path) -> list[int]:
             if mark in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
-
-
-def _visible_card(device: str, environment: Mapping[str, str]) -> str:
-    """The entry of a card for the variable that hides the others."""
-    index = int(device.rpartition(":")[2])
-    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return visible[index] if index < len(visible) else str(index)

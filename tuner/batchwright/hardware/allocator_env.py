@@ -32,4 +32,4 @@ def visible_devices(devices: Sequence[str], outside: Mapping[str, str]) -> dict[
     """
     seen = [part.strip() for part in outside.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     numbers = [int(device.partition(":")[2]) for device in devices]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[number] if seen else str(number) for number in numbers)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[number] if number < len(seen) else str(number) for number in numbers)}

@@ -1,6 +1,7 @@
 """List NVIDIA's cards and read their memory through NVML, the library of their driver. No torch.
 
-No other module calls NVML. AMD's cards would have a module beside this one, with the same two functions over `amdsmi`.
+No other module calls NVML. AMD's cards would have a module beside this one, with the same two functions over `amdsmi`;
+``inventory``, ``memory_in_use`` and ``memory_devices.cuda`` call them.
 """
 
 from __future__ import annotations
