@@ -52,7 +52,6 @@ HOMONYMS = {
     "session": "of a tuning, of a trace, of virtual GPUs",
     "sessions": "one concept through the layers: store, authentication",
     "settings": "of a service, read from its environment, and those of them that its workers share",
-    "sitecustomize": "what Python itself imports by this name: in programs on a virtual card, in those of a command",
     "statistics": "one concept through the layers: use case, store",
     "torch_internals": "the private names of torch: those of training, and those that only traces of fake tensors use",
     "tunings": "one concept through the layers: use case, route, call of the SDK",

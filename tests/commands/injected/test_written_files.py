@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import batchwright.commands.injected.startup as of_commands
 from batchwright.commands.reports import Reports
 from batchwright.schemas.results import WrittenFiles
+from batchwright.system import startup
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Probe:
 
     def _run(self, code: str) -> None:
         environment = {
-            "PYTHONPATH": str(Path(of_commands.__path__[0])),
+            "PYTHONPATH": str(Path(startup.__path__[0])),
             "BATCHWRIGHT_PROBE_FOLDER": str(self.folder),
             "TMPDIR": str(self.folder / "tmp"),
             "HF_HOME": str(self.home / "hub"),

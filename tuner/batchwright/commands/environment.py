@@ -13,9 +13,9 @@ from batchwright.device_traits import DeviceKind, traits_of
 from batchwright.hardware.allocator_env import allocator_environment, visible_devices
 from batchwright.hardware.inventory import devices
 from batchwright.schemas.results import DeviceInfo
+from batchwright.system import startup
 from batchwright.system.processes import propagated_environment
 
-_STARTUP = Path(__file__).parent / "injected" / "startup"
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
 
 
@@ -61,7 +61,7 @@ def injected_environment(
     if cards or not traits_of(kind).is_gpu:
         environment |= visible_devices(cards, environment)
     before = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *([before] if before else [])])
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(startup.__file__).parent), *([before] if before else [])])
     return environment
 
 

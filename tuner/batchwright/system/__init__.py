@@ -6,7 +6,8 @@ Nothing here knows of models, batches or GPUs, and nothing imports torch.
   ``data_roots`` restricts the files that a run may read to allowed folders.
 - Processes: ``processes`` ties a child to the life of its parent and sets limits; ``process_exit`` classifies how a
   process ended; ``fork_server`` runs tasks in forks of a child process; ``fork_map`` runs functions in parallel forks;
-  ``reading_progress`` is the file of a process that reads data.
+  ``reading_progress`` is the file of a process that reads data; ``startup`` is the folder of what Python runs first in
+  the processes of a command.
 - Failures: ``host_failures`` recognises a full disk, a lack of descriptors or processes and the like, so that a failure
   of the host is never reported as one of the work.
 

@@ -12,8 +12,9 @@ GPU: times mean nothing, and the workspaces that only the real libraries know ar
    Processes that are started with its environment see its GPUs.
    ``batchwright.driving.virtual_estimate`` runs the probes of an estimate there.
 4. `python -m batchwright.virtual_gpu --gpu T4 -- COMMAND` runs a command in a session of its own.
-5. In each Python process of a session ``startup`` has ``compute`` compute operators on small tensors by the CPU, in
-   place: memory of a virtual GPU is memory of the process. ``uncomputed`` lists the operators that were left out.
+5. In each Python process of a session ``batchwright.system.startup`` has ``compute`` compute operators on small tensors
+   by the CPU, in place: memory of a virtual GPU is memory of the process. ``uncomputed`` lists the operators that were
+   left out.
 
 `sources/` has the state of a session (`ledger.h`), that of a process (`virtual_gpu.h`: `description.cpp`, `device.cpp`,
 `address_space.cpp`), and above them the libraries (`cudart*.cpp`, `cuda_driver.cpp`, `nvml.cpp`, and so on).

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from batchwright.errors import VirtualGpuError
 from batchwright.schemas.gpus import MIB
+from batchwright.system import startup
 from batchwright.system.temporary_folders import TemporaryFolder
 from batchwright.units import format_bytes
 from batchwright.virtual_gpu.build import CORE, build, preloaded
@@ -32,7 +33,6 @@ SESSION_VARIABLE = "VIRTUAL_GPU_SESSION"
 COMPUTE_LIMIT_VARIABLE = "VIRTUAL_GPU_COMPUTE_LIMIT_BYTES"
 """Environment variable with the size of the largest operators that are computed, which `compute` reads."""
 DEFAULT_COMPUTE_LIMIT_BYTES = MIB
-_START_FOLDER = Path(__file__).with_name("startup")
 _MICROSECONDS = 1_000_000
 _MOST_PROCESSES = 512
 """``kMostProcesses`` of ``sources/ledger.h``."""
@@ -177,7 +177,7 @@ class VirtualGpuSession:
             SESSION_VARIABLE: str(self.folder),
             COMPUTE_LIMIT_VARIABLE: str(self._compute_limit_bytes),
             "LD_PRELOAD": _joined(*map(str, self._libraries), os.environ.get("LD_PRELOAD")),
-            "PYTHONPATH": _joined(str(_START_FOLDER), os.environ.get("PYTHONPATH")),
+            "PYTHONPATH": _joined(str(Path(startup.__file__).parent), os.environ.get("PYTHONPATH")),
         }
 
     def used_bytes(self, gpu: int = 0) -> int:

@@ -1,6 +1,6 @@
 """Code that runs inside the processes of a command, in its interpreter and beside its packages.
 
-``startup`` is the folder on `PYTHONPATH`, whose ``startup.sitecustomize`` loads this package under a name of its own as
+``batchwright.system.startup`` is the folder on `PYTHONPATH` whose `sitecustomize` loads this package, under an alias, as
 soon as torch is imported. ``arming`` then sets the memory limit (``memory``) and installs the hooks (``torch_hooks``),
 which feed the counter of updates (``counting``). ``longest_first`` has data loaders draw the longest items,
 ``oom_watch`` observes every OOM, ``written_files`` what a process does to files of the user, and ``reporting`` writes

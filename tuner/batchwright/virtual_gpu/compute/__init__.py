@@ -7,6 +7,6 @@ writes the values, on tensors that share the card's memory (``aliases``), if no 
 ``attention``, ``normalization`` and ``recurrent`` compute; ``random_numbers`` draws from the state of the card's
 generators. Operators that are left out are reported in ``virtual_gpu.uncomputed``.
 
-Modules may import torch, unlike the rest of ``batchwright.virtual_gpu``, and are imported by ``virtual_gpu.startup``
+Modules may import torch, unlike the rest of ``batchwright.virtual_gpu``, and are imported by ``system.startup``
 alone.
 """

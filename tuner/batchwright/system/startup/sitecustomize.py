@@ -1,7 +1,9 @@
-"""Run at the start of every Python process of a command, whose ``PYTHONPATH`` begins with this folder.
+"""Run at the start of every Python process of a command, and of a program on virtual cards.
 
-Once torch has been imported, the process is armed (``arming``). Python runs one module of this name, so the one that
-this module hides runs from here, and its errors are raised as without this module.
+Their ``PYTHONPATH`` begins with this folder. Once torch has been imported, a process of a command is armed
+(``batchwright.commands.injected.arming``), and on virtual cards small operators are computed
+(``batchwright.virtual_gpu.compute``). Python runs one module of this name, so the one that this module hides runs from
+here, and its errors are raised as without this module.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec
 
 TYPE_CHECKING = False  # that of `typing`, which would be imported into every process
 if TYPE_CHECKING:
@@ -21,16 +23,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 _FOLDER = os.path.dirname(os.path.realpath(__file__))
-_PACKAGE = "_batchwright_injected"
+_LIBRARY = os.path.dirname(os.path.dirname(_FOLDER))
+_ALIAS = "_batchwright"
 _MARK = "_batchwright_started"
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
 _SERVER_VARIABLE = "BATCHWRIGHT_FORK_SERVER"
+_VIRTUAL_VARIABLE = "VIRTUAL_GPU_SESSION"
 
 
 class _FollowedImports(MetaPathFinder):
-    """Have the execution of some modules followed by a call, by the module's name."""
+    """Have the execution of some modules followed by calls, by the module's name."""
 
-    def __init__(self, followed_by: dict[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(self, followed_by: dict[str, list[Callable[[ModuleType], None]]]) -> None:
         self._followed_by = followed_by
         self._is_searching = False
 
@@ -41,7 +45,7 @@ class _FollowedImports(MetaPathFinder):
         del path, target
         if fullname not in self._followed_by or self._is_searching:
             return None
-        self._is_searching = True
+        self._is_searching = True  # `find_spec` asks every finder, this one included
         try:
             spec = find_spec(fullname)
         finally:
@@ -51,27 +55,27 @@ class _FollowedImports(MetaPathFinder):
         return spec
 
     @staticmethod
-    def _follow(loader: Any, then: Callable[[ModuleType], None]) -> None:
+    def _follow(loader: Any, calls: list[Callable[[ModuleType], None]]) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            then(module)
+            for call in calls:
+                call(module)
 
         loader.exec_module = exec_module
 
 
 def _load(name: str) -> Any:
-    """Import a module of the package of this folder's parent, whatever is on the path of the command."""
-    if _PACKAGE not in sys.modules:
-        folder = os.path.dirname(_FOLDER)
-        file = os.path.join(folder, "__init__.py")
-        spec = spec_from_file_location(_PACKAGE, file, submodule_search_locations=[folder])
-        if spec is None or spec.loader is None:
-            raise ImportError(file)
-        sys.modules[_PACKAGE] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[_PACKAGE])
-    return import_module(_PACKAGE + "." + name)
+    """Import a module of the injected code, which stands alone, under an alias of the library.
+
+    The interpreter of the command may have another version of Batchwright, or none.
+    """
+    if _ALIAS not in sys.modules:
+        library: Any = type(sys)(_ALIAS)
+        library.__path__ = [_LIBRARY]
+        sys.modules[_ALIAS] = library
+    return import_module(_ALIAS + ".commands.injected." + name)
 
 
 def _run_hidden() -> None:
@@ -94,16 +98,17 @@ class _Injection:
         self._imported: Any = None
         self._is_watched = True
         """Whether writers of files are observed; not in a job."""
-        sys.meta_path.insert(0, _FollowedImports({"torch": self._take, "safetensors": self._take_safetensors}))
 
-    def _take(self, torch: ModuleType) -> None:
+    def take_torch(self, torch: ModuleType) -> None:
+        """Hook torch, which has just been imported."""
         if self._is_watched:
             _load("written_files").audit_torch(torch)
         self._imported = _load("arming").ImportedTorch(torch)
         if self._folder:
             self._imported.arm(self._folder)
 
-    def _take_safetensors(self, safetensors: ModuleType) -> None:
+    def take_safetensors(self, safetensors: ModuleType) -> None:
+        """Observe the files that safetensors writes."""
         if self._is_watched:
             _load("written_files").audit_safetensors(safetensors)
 
@@ -121,14 +126,13 @@ class _Injection:
             self._imported.arm(folder)
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, injection: _Injection) -> None:
     """Be the fork server of the command. Return only in a process that is forked for a probe."""
     process, descriptor = address.split(":")
     if process != str(os.getpid()):
         os._exit(1)  # a child of the command, which was to be the server itself
     try:
         server = _load("command_server").CommandServer(int(descriptor))
-        injection = _Injection()
         _run_hidden()
         folder = server.serve(injection.before_fork)
     except BaseException:  # noqa: BLE001 - the program must not run in the server
@@ -136,17 +140,32 @@ def _serve(address: str) -> None:
     injection.begin(folder)
 
 
+def _compute(torch: ModuleType) -> None:
+    """Have the CPU compute small operators of virtual cards."""
+    del torch
+    if find_spec("batchwright") is None:  # the interpreter of the command has none
+        sys.path.append(os.path.dirname(_LIBRARY))
+    import_module("batchwright.virtual_gpu.compute.registration").register_from_environment()
+
+
 def _start() -> None:
-    """Arm this process, and run what this module hides: once, because what is hidden may itself run what hides it."""
+    """Prepare this process, and run what this module hides: once, since what is hidden may itself run what hides it."""
     if _MARK in sys.modules:
         return
     sys.modules[_MARK] = sys
     address, folder = os.environ.pop(_SERVER_VARIABLE, None), os.environ.get(_FOLDER_VARIABLE)
+    injection = _Injection()
+    followed_by: dict[str, list[Callable[[ModuleType], None]]] = {}
+    if address or folder:
+        followed_by = {"torch": [injection.take_torch], "safetensors": [injection.take_safetensors]}
+    if os.environ.get(_VIRTUAL_VARIABLE):
+        followed_by.setdefault("torch", []).append(_compute)
+    sys.meta_path.insert(0, _FollowedImports(followed_by))
     if address:
-        _serve(address)
+        _serve(address, injection)
         return
     if folder:
-        _Injection().begin(folder)
+        injection.begin(folder)
     _run_hidden()
 
 

@@ -1,5 +1,0 @@
-"""The folder that a probe of a command puts first in ``PYTHONPATH``.
-
-``sitecustomize`` is imported by Python itself, by this name and from the folder; nothing imports this package. Nothing
-else may be put here: each module would hide one of the same name in every program of the command.
-"""
