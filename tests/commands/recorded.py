@@ -130,12 +130,18 @@ def run_case(name: str, folder: Path) -> tuple[EndedCommand, Record]:
     """
     request = CASES[name].request(folder)
     with TemporaryFolder() as own:
-        ended = _probe(request, own).run(FreshCommand, lambda: False)
+        started: list[FreshCommand] = []
+
+        def start(launch: Launch, folder: Path) -> FreshCommand:
+            started.append(FreshCommand(launch, folder))
+            return started[0]
+
+        ended = _probe(request, own).run(start, lambda: False)
         return ended, {
             "ending": ended.ending.name,
             "seconds": round(ended.ended_at - ended.requested_at, 3),
             "unreached": [_without_paths(line) for line in ended.unreached],
-            **record_of(own, ended.requested_at),
+            **record_of(started[0], own, ended.requested_at),
         }
 
 
@@ -172,13 +178,14 @@ def run_job(mode: str, folder: Path) -> tuple[TrainingResult, Record]:
     with CommandJob(folder / "job") as job:
         job.start(plan_of_job(mode, folder), 4)
         result = result_of_running(job)
-        return result, {"ending": result.outcome.name, **record_of(job._folder, began, job.paths.log)}
+        return result, {"ending": result.outcome.name, **record_of(job._command, job._folder, began, job.paths.log)}
 
 
-def record_of(folder: Path, began: float, log: Path | None = None) -> Record:
-    """Record what the processes of a command have left in the folder of its probe or job.
+def record_of(command: FreshCommand | None, folder: Path, began: float, log: Path | None = None) -> Record:
+    """Record how a command ended, and what its processes have left in the folder of its probe or job.
 
     Args:
+        command: the command, which has ended.
         folder: the folder.
         began: start of the command, on the monotonic clock.
         log: the output of the command; by default that of a probe.
@@ -194,9 +201,10 @@ def record_of(folder: Path, began: float, log: Path | None = None) -> Record:
         numbers.setdefault(process, len(numbers) + 1)
     progress = {int(path.stem): json.loads(path.read_text()) for path in (folder / "events").glob("*.progress")}
     stacks = {int(path.stem): path.read_text() for path in (folder / "events").glob("*.stacks")}
-    exit_, output = folder / "exit.json", log or folder / "output.txt"
+    output = log or folder / "output.txt"
+    error = command and command.error
     return {
-        "exit": json.loads(exit_.read_text()) if exit_.exists() else None,
+        "exit": command and ({"error": error} if error else {"status": command.status}),
         "output": _without_paths(tail(output, _LONGEST_OUTPUT)) if output.exists() else "",
         "stacks": {str(numbers[process]): _without_paths(text) for process, text in stacks.items() if text},
         "progress": {str(numbers[process]): _moved(event, -began) for process, event in progress.items()},
@@ -272,10 +280,13 @@ class Replay:
         clock: is moved by what is waited.
     """
 
-    pid = None
-    is_forked = False
+    pid: int | None = None
+    subreaper: int | None = None
+    was_abandoned = is_forked = False
 
     def __init__(self, record: Record, clock: Clock) -> None:
+        self.status: int | None = (record["exit"] or {}).get("status")
+        self.error: str | None = (record["exit"] or {}).get("error")
         self._record, self._clock, self._began = record, clock, clock.now
         self._left = list(record["events"])
 
@@ -286,8 +297,6 @@ class Replay:
             self._path(number, "stacks").write_text(text)
         for number, event in self._record["progress"].items():
             self._path(number, "progress").write_text(json.dumps(_moved(event, self._began)))
-        if self._record["exit"] is not None:
-            (folder / "exit.json").write_text(json.dumps(self._record["exit"]))
         Path(launch.get("log", folder / "output.txt")).write_text(self._record["output"])
         return self
 
@@ -302,8 +311,7 @@ class Replay:
             event = self._left.pop(0)
             with self._path(event["process"], "jsonl").open("a") as stream:
                 stream.write(json.dumps(_moved(event, self._began)) + "\n")
-        ended = self._record["exit"] or {}
-        return not self._left and any(value is not None for value in ended.values())
+        return not self._left and (self.status is not None or self.error is not None)
 
     def roots(self) -> list[int]:
         """Return no process."""

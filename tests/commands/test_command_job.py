@@ -22,7 +22,6 @@ from batchwright.commands.templates import Figures
 from batchwright.errors import TrainingError
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import RunOutcome, TrainingResult
-from tests.commands.injected.test_subreaper import await_file, is_running
 from tests.commands.recorded import (
     MEBIBYTE,
     Clock,
@@ -34,6 +33,7 @@ from tests.commands.recorded import (
     shape,
     stored,
 )
+from tests.system.test_subreaper import await_file, is_running
 
 SLEEPS = """
 import os, signal, subprocess, sys, time

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from batchwright.commands.command_supervisor import CommandSupervisor
-from batchwright.commands.injected import subreaper
 from batchwright.commands.launching import may_serve
 from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.inventory import cpu
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome, ProbeResult, SharedImports
+from batchwright.system import subreaper
 from tests.support.paths import ROOT
 
 LIMIT = 400 * 1024**2

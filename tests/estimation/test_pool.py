@@ -93,7 +93,8 @@ def test_a_cancelled_estimate_ends(warm: EstimatePool) -> None:
     with pytest.raises(EstimateCancelledError):
         warm.estimate(_request(), lambda: True)
     assert _waiting(warm) == [pid]
-    assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
+    while Path(f"/proc/{pid}/task/{pid}/children").read_text():  # pytest's limit ends a wait in vain
+        time.sleep(0.01)
 
 
 def test_an_unknown_card_starts_no_process() -> None:

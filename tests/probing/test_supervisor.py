@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -288,7 +288,8 @@ def test_a_lost_fork_server_costs_one_probe(supervisor: ProbeSupervisor, tmp_pat
     def kill_the_server() -> bool:
         """Kill the server once the probe hangs, without a request to stop."""
         if noted(note):
-            os.kill(server.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # asked again before its end is noticed
+                os.kill(server.pid, signal.SIGKILL)
         return False
 
     result = supervisor.run(probe(misbehaving("leaves-a-child-and-hangs", str(note))), kill_the_server)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from contextlib import suppress
 from typing import Any
 
+from batchwright.system.subreaper import Channel
 
-def main(connection: Connection, parent: int, arguments: Sequence[str]) -> None:
+
+def main(channel: Channel, arguments: Sequence[str]) -> None:
     """Report, print, and stay until the connection ends."""
-    about: dict[str, Any] = {"parent": parent, "arguments": list(arguments)}
+    about: dict[str, Any] = {"parent": os.getppid(), "arguments": list(arguments)}
     if about["arguments"] == ["has a child"]:
         about["child"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
     about |= {"asked": os.environ["ASKED"], "input": sys.stdin.read()}
     sys.stderr.write("x" * 1000 + "the last words\n")
     sys.stderr.flush()
-    connection.send_bytes(json.dumps(about).encode())
-    connection.poll(None)
+    channel.send(**about)
+    with suppress(EOFError):
+        channel.receive()

@@ -11,6 +11,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from unittest.mock import patch
 
 from batchwright.device_traits import CPU_ENVIRONMENT
 from batchwright.system.fork_server import spawn
+from batchwright.system.subreaper import Channel
 from batchwright.training.launching import rank_processes
 from batchwright.workloads.preload import late_imports
 
@@ -221,11 +223,17 @@ def _train(directory: str, fsync_seconds: float) -> None:
     sys.exit(worker.main([directory, str(os.getppid())]))
 
 
+def _channel(connection: Connection) -> Channel:
+    """The channel of a process whose descriptor was handed on."""
+    with connection:
+        return Channel(socket.socket(fileno=os.dup(connection.fileno())))
+
+
 def _serve(connection: Connection) -> None:
     """A fork server: its own ``main``."""
     from batchwright.probing.child import fork_server
 
-    fork_server.main(connection, os.getppid(), [])
+    fork_server.main(_channel(connection), [])
 
 
 def _serve_estimates(connection: Connection, idle_seconds: str) -> None:
@@ -234,4 +242,4 @@ def _serve_estimates(connection: Connection, idle_seconds: str) -> None:
     from batchwright.estimation.tracing import worker
 
     vars(worker)["load_shim"] = lambda: cuda_shim.Shim(cuda_shim._load(cuda_shim.cache_folder()))
-    worker.main(connection, os.getppid(), [idle_seconds])
+    worker.main(_channel(connection), [idle_seconds])

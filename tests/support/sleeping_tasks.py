@@ -5,16 +5,16 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from batchwright.system.fork_server.server import Application, serve
-from batchwright.system.fork_server.task_paths import TaskPaths
+from batchwright.system.fork_server.tasks import TaskPaths
+from batchwright.system.subreaper import Channel
 
 
-def main(connection: Connection, parent: int, _arguments: Sequence[str]) -> None:
+def main(channel: Channel, _arguments: Sequence[str]) -> None:
     """Serve."""
-    serve(connection, parent, Application(lambda: None, _import_modules, _run_task))
+    serve(channel, Application(lambda: None, _import_modules, _run_task))
 
 
 def _import_modules(modules: tuple[str, ...]) -> None:

@@ -67,7 +67,7 @@ def test_the_module_and_the_users_own_run_once(uses: str, followed: dict[str, in
     [
         *sorted((ROOT / "tuner/batchwright/commands/injected").glob("*.py")),
         *sorted((ROOT / "tuner/batchwright/system/startup").glob("*.py")),
-        ROOT / "tuner/batchwright/commands/__init__.py",
+        ROOT / "tuner/batchwright/system/subreaper.py",
     ],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )

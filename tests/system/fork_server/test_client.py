@@ -19,12 +19,11 @@ from batchwright.system.fork_server.client import (
     ServerLostError,
     StoppedError,
 )
-from batchwright.system.fork_server.messages import RunTask
 from batchwright.system.fork_server.spawn import ChildProcess, Start
-from batchwright.system.fork_server.task_paths import TaskPaths
+from batchwright.system.fork_server.tasks import RunTask, TaskPaths
 from batchwright.system.process_exit import ExitKind, ProcessExit
 
-_START = Start("tests.support.sleeping_tasks", (), {})
+_START = Start("tests.support.sleeping_tasks")
 
 
 class Nothing(BaseModel):
@@ -53,7 +52,7 @@ def _never() -> bool:
 def _run(
     server: ForkServer, paths: TaskPaths, task: str, should_stop: Callable[[], bool] = _never, seconds: float = 120.0
 ) -> ProcessExit:
-    return server.run(RunTask(task=task, directory=paths.directory), time.monotonic() + seconds, should_stop)
+    return server.run(RunTask(task=task, directory=str(paths.directory)), time.monotonic() + seconds, should_stop)
 
 
 def _gone(process: int) -> bool:
@@ -115,7 +114,7 @@ def test_a_server_closed_during_a_task_leaves_no_process(server: ForkServer, pat
 def test_a_module_that_is_missing_is_named(server: ForkServer, paths: TaskPaths) -> None:
     """The error is raised by the task that needs the module, not by one that may need it."""
     server.import_modules(("missing",))
-    command = RunTask(task="end", directory=paths.directory, modules=("missing",))
+    command = RunTask(task="end", directory=str(paths.directory), modules=("missing",))
     with pytest.raises(ImportFailedError, match="no module named missing"):
         server.run(command, time.monotonic() + 120, _never)
     assert _run(server, paths, "end").kind is ExitKind.EXITED

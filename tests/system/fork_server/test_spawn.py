@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -17,8 +16,7 @@ START = Start("tests.support.child_of_socket", ("one", "two words"), {"ASKED": "
 
 
 def _reported(child: ChildProcess) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(child.connection.recv_bytes())
-    return found
+    return child.channel.receive() or {}
 
 
 def test_a_child_process_receives_its_parameters() -> None:
@@ -28,7 +26,7 @@ def test_a_child_process_receives_its_parameters() -> None:
     assert _reported(child) == expected
     assert child.output_tail(15) == "the last words"
     assert len(child.output_tail(4000)) == 1014
-    child.connection.close()
+    child.channel.close()
     assert child.process.wait(120) == 0
     child.close()
 

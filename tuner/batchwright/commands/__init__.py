@@ -5,8 +5,8 @@ The pipeline of a probe of a command:
 1. ``templates`` replaces the placeholders of the spec by the figures of the probe, and writes the configuration files.
 2. ``command_supervisor`` receives the request from the caller that drives the tuning. ``launching`` starts the command
    in a fresh process, or ``fork_servers`` has a process of the command forked that has executed the program's imports.
-   ``command_probe`` follows this run to its end. In both cases a subreaper (``injected.subreaper``) is above the
-   command, and ends every process of its tree.
+   ``command_probe`` follows this run to its end. In both cases a subreaper (``batchwright.system.subreaper``) is above
+   the command, and ends every process of its tree.
 3. ``injected`` is loaded into every Python process of the tree. It sets the memory limit, counts backward passes,
    samples and optimizer steps, observes every OOM, and reports to files.
 4. ``reports`` reads those files. ``counted_updates`` compares the counted figures with the plan's, and ``outcomes``

@@ -202,21 +202,15 @@ class CommandJob:
             self._reports.read()
             if self._command.wait(0):
                 self._reports.read()
-                self._result = self._read_result()
+                self._result = self._read_result(self._command)
                 write_atomically(self.paths.result, self._result.model_dump_json(indent=2))
         return self._result
 
     def request_stop(self, number: signal.Signals) -> None:
         """Send a signal to the process group of the command, so that it may end by itself. Does not wait."""
         self._stopped_by = self._stopped_by or number
-        group = self._group()
-        if group is not None and self._command is not None and not self._command.wait(0):
-            kill_group(group, number)
-
-    def _group(self) -> int | None:
-        with suppress(OSError, ValueError):
-            return int((self._folder / "pid").read_text())
-        return None
+        if self._command is not None and not self._command.wait(0) and self._command.pid is not None:
+            kill_group(self._command.pid, number)
 
     def kill(self) -> None:
         """End every process of the command, and wait for that. Idempotent."""
@@ -225,18 +219,16 @@ class CommandJob:
         self._is_killed = self._is_killed or not self._command.wait(0)
         self._command.end()
 
-    def _read_result(self) -> TrainingResult:
-        path = self._folder / "exit.json"
-        ended = json.loads(path.read_text()) if path.exists() else {}
-        if not path.exists():
+    def _read_result(self, command: FreshCommand) -> TrainingResult:
+        if command.was_abandoned:
             self._kill_orphans()
         return result_of_job(
             EndedJob(
                 figures=self._figures,
                 recommendation=self._recommendation,
                 reports=self._reports,
-                exit_status=ended.get("status"),
-                start_error=ended.get("error"),
+                exit_status=command.status,
+                start_error=command.error,
                 stopped_by=self._stopped_by,
                 is_killed=self._is_killed,
                 kernel_oom_kills=kernel_oom_kills() - self._kills_before,

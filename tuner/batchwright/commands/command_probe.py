@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from batchwright.commands.environment import cards_of_host, cards_of_ranks, probe_environment
-from batchwright.commands.injected import subreaper
 from batchwright.commands.launching import KeptCommand, Launch, Launcher
 from batchwright.commands.outcomes import EndedCommand, EndReason, is_oom
 from batchwright.commands.reports import Reports
@@ -21,9 +20,10 @@ from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import DeviceInfo
+from batchwright.system import subreaper
 from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import tail
-from batchwright.system.process_exit import ProcessExit, classify_exit
+from batchwright.system.process_exit import classify_exit
 from batchwright.system.processes import kernel_oom_kills
 from batchwright.system.temporary_folders import room_for_sockets
 
@@ -141,7 +141,7 @@ class CommandProbe:
             finally:
                 command.end()
         self._reports.read()
-        exit_, start_error = self._exit(kernel_oom_kills() - kills_before)
+        oom_kills = kernel_oom_kills() - kills_before
         own = self._cards.get(self._device.id)
         return EndedCommand(
             request=self._request,
@@ -152,9 +152,9 @@ class CommandProbe:
             reports=self._reports,
             requested_at=requested_at,
             ended_at=time.monotonic(),
-            exit=exit_,
-            start_error=start_error,
-            kernel_oom_kills=kernel_oom_kills() - kills_before,
+            exit=None if command.status is None else classify_exit(command.status, oom_kills),
+            start_error=command.error,
+            kernel_oom_kills=oom_kills,
             output=tail(self._folder / "output.txt", _OUTPUT_BYTES) if (self._folder / "output.txt").exists() else "",
             stacks=stacks,
             unreached=[line for pid, line in self._unreached.items() if not self._has_reported(pid)],
@@ -177,9 +177,9 @@ class CommandProbe:
                 return ending
             if should_stop():
                 raise ProbeCancelledError("the probe was cancelled")
-            if command.pid is not None and now - looked_at > _LOOK_SECONDS:
+            if command.subreaper is not None and now - looked_at > _LOOK_SECONDS:
                 looked_at = now
-                left = self._look_at_tree(command.pid)
+                left = self._look_at_tree(command.subreaper)
                 failed_at = (failed_at or now) if self._rank_has_failed(left) else None
                 if failed_at is not None and now - failed_at > _FAILED_RANK_SECONDS:
                     return EndReason.BY_ITSELF
@@ -235,15 +235,6 @@ class CommandProbe:
         """The stacks of the Python processes of the tree."""
         reported = {process.pid: " ".join(process.argv) for process in self._reports.processes}
         return stacks_of({**self._unreached, **reported}, self._folder / "events")
-
-    def _exit(self, oom_kills: int) -> tuple[ProcessExit | None, str | None]:
-        """Read how the command ended, and why it could not be started."""
-        path = self._folder / "exit.json"
-        if not path.exists():
-            return None, None
-        ended = json.loads(path.read_text())
-        status = ended.get("status")
-        return None if status is None else classify_exit(status, oom_kills), ended.get("error")
 
 
 def _arguments(process: int) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batchwright.commands.command_probe import CommandProbe
 from batchwright.commands.environment import environment_of_commands
-from batchwright.commands.fork_servers import ForkServer, NotForkedError
+from batchwright.commands.fork_servers import CommandForkServer, NotForkedError
 from batchwright.commands.launching import FreshCommand, Launcher, may_serve
 from batchwright.commands.outcomes import result_of
 from batchwright.commands.templates import check_command, find_program
@@ -39,7 +39,7 @@ class CommandSupervisor:
     def __init__(self, device: DeviceInfo) -> None:
         self.device = device
         self._lock = threading.Lock()
-        self._server: ForkServer | None = None
+        self._server: CommandForkServer | None = None
         self._served: CommandModel | None = None
         """The command of the server, also after the server has ended."""
         self._awaits_optimizers = True
@@ -145,7 +145,7 @@ class CommandSupervisor:
                 self._awaits_optimizers = False
             return result, ended.crashed and not _overwrites(result, spec.model)
 
-    def _server_of(self, model: CommandModel, *, starts: bool) -> ForkServer | None:
+    def _server_of(self, model: CommandModel, *, starts: bool) -> CommandForkServer | None:
         """The fork server of a command; none where it cannot have one, has lost it, or would have to start one."""
         if not starts:
             return self._server if self._served == model else None
@@ -155,7 +155,7 @@ class CommandSupervisor:
             program = find_program(model, os.environ)
             if program is not None and may_serve(program, model.argv):
                 with translate_full_disk(Path(tempfile.gettempdir())):
-                    self._server = ForkServer()
+                    self._server = CommandForkServer()
             else:
                 self._why_fresh = "the command is no Python program in a file, or isolates Python (-I, -E, -S)"
         return self._server

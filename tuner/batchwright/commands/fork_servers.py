@@ -6,16 +6,16 @@ The server and all that it forks are below subreapers.
 from __future__ import annotations
 
 import json
-import os
-import select
-import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from batchwright.commands.launching import ENDING_SECONDS, FreshCommand, Launch
+from typing_extensions import override
+
+from batchwright.commands.launching import FreshCommand, Launch
 from batchwright.schemas.results import SharedImports
+from batchwright.system.kept_process import KeptProcess
+from batchwright.system.subreaper import Channel
 from batchwright.system.temporary_folders import TemporaryFolder
 
 _HELLO_SECONDS = 30.0
@@ -31,7 +31,7 @@ class NotForkedError(Exception):
     """The fork server could not start the command: it is to be started anew."""
 
 
-class ForkServer:
+class CommandForkServer:
     """The fork server of a command: one process of it that has executed the imports with which its program begins.
 
     The first ``fork`` starts the server.
@@ -39,7 +39,7 @@ class ForkServer:
     Attributes:
         folder: holds the folders of the probes, which the server's subreaper removes too where this process dies.
         is_closed: true once the server has been ended.
-        imports: the imports that it has executed; none before it has reported them.
+        imports: the imports that it has executed; None before it has reported them.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class ForkServer:
         self.is_closed = False
         self.imports: SharedImports | None = None
         self._server: FreshCommand | None = None
-        self._socket: socket.socket | None = None
+        self._channel, self._other = Channel.pair()
         self._launch: Launch = {}
         self._arguments: int | None = None
         self._started_at = 0.0
@@ -63,25 +63,29 @@ class ForkServer:
         """
         if self.is_closed:
             raise NotForkedError("the fork server is closed")
-        if self._socket is None:
+        if self._server is None:
             self._start(launch)
         elif not self._is_alike(launch):
             raise NotForkedError(
                 "a placeholder stands before the program's own arguments, or in a variable that is read at an import"
             )
         (folder / "launch.json").write_text(json.dumps(launch))
-        return ForkedCommand(self, folder)
+        ours, theirs = Channel.pair()
+        with theirs:
+            if not self._channel.send(theirs.fileno(), folder=str(folder)):
+                ours.close()
+                raise NotForkedError("the fork server has ended")
+        return ForkedCommand(self, ours)
 
     def _start(self, launch: Launch) -> None:
         own = self.folder / "server"
         (own / "tmp").mkdir(parents=True)
         kept = {name: text for name, text in launch["environment"].items() if name != "BATCHWRIGHT_PROBE_FOLDER"}
         self._launch = launch
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._started_at = time.monotonic()
-        with other:
+        with self._other:
             own_launch = {**launch, "environment": {**kept, "TMPDIR": str(own / "tmp")}}
-            self._server = FreshCommand(own_launch, self.folder, other.fileno())
+            self._server = FreshCommand(own_launch, self.folder, self._other.fileno())
 
     def _is_alike(self, launch: Launch) -> bool:
         """Return whether the server, which was started, can fork the process of a launch.
@@ -90,7 +94,7 @@ class ForkServer:
             NotForkedError: when it has ended, or never reports.
         """
         while self._arguments is None:
-            self.receive(_HELLO_SECONDS)
+            self.check(_HELLO_SECONDS)
         own, count = self._launch, self._arguments
         if len(launch["argv"]) != len(own["argv"]):
             return False
@@ -102,121 +106,74 @@ class ForkServer:
             and _fixed(launch["environment"]) == _fixed(own["environment"])
         )
 
-    def send(self, folder: Path, descriptors: list[int]) -> None:
-        """Send the folder of a probe, with the descriptors of its subreaper.
+    def check(self, seconds: float = 0.0) -> None:
+        """Take what the server reports.
 
-        Raises:
-            NotForkedError: when the server has ended.
-        """
-        try:
-            if self._socket is None:
-                raise NotForkedError("the fork server is closed")
-            socket.send_fds(self._socket, [os.fsencode(folder)], descriptors)
-        except OSError as error:
-            raise NotForkedError("the fork server has ended") from error
-
-    def receive(self, seconds: float) -> int | None:
-        """Wait for messages of the server. Return the subreaper that it has forked; None if it has not yet.
+        Args:
+            seconds: time to wait for a report.
 
         Raises:
             NotForkedError: when the server has ended, gives up, or never reports.
         """
-        if self._socket is None:
-            raise NotForkedError("the fork server is closed")
-        if not select.select([self._socket], [], [], seconds)[0]:
-            if self._arguments is None and time.monotonic() - self._started_at > _HELLO_SECONDS:
-                raise NotForkedError("the command is no Python that can be reached")
-            return None
         try:
-            data = self._socket.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
-            raise NotForkedError("the fork server has ended")
-        message = json.loads(data)
-        match message["event"]:
-            case "hello":
-                self._arguments = message["arguments"]
-            case "imported":
-                del message["event"]
-                self.imports = SharedImports.model_validate(message)
-            case "problem":
-                raise NotForkedError(message["problem"])
-            case "forked":
-                return int(message["pid"])
-        return None
+            while (message := self._channel.receive(seconds)) is not None:
+                seconds = 0.0
+                if "problem" in message:
+                    raise NotForkedError(message["problem"])
+                if "arguments" in message:
+                    self._arguments = message["arguments"]
+                else:
+                    self.imports = SharedImports.model_validate(message)
+        except EOFError:
+            raise NotForkedError("the fork server has ended") from None
+        if self._arguments is None and time.monotonic() - self._started_at > _HELLO_SECONDS:
+            raise NotForkedError("the command is no Python that can be reached")
 
     def close(self) -> None:
         """End the server and all that it has forked, and remove the folder. Idempotent."""
         self.is_closed = True
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._channel.close()
+        self._other.close()
         if self._server is not None:
             self._server.end()
-            self._server = None
         self._temporary.remove()
 
 
-class ForkedCommand:
+class ForkedCommand(KeptProcess):
     """A command in a process that its fork server has forked, or will fork after its imports.
 
     Args:
-        server: the server.
-        folder: the folder of the probe.
+        server: the server, which is ended if the subreaper does not respond.
+        channel: to the subreaper of the command.
     """
 
     is_forked = True
 
-    def __init__(self, server: ForkServer, folder: Path) -> None:
+    def __init__(self, server: CommandForkServer, channel: Channel) -> None:
+        super().__init__(channel, server.close)
         self._server = server
-        self._pid: int | None = None
-        control, self._control = os.pipe()
-        self._life, life = os.pipe()
-        self._is_over = False
-        try:
-            server.send(folder, [control, life])
-        except NotForkedError:
-            self._close()
-            raise
-        finally:
-            os.close(control)
-            os.close(life)
 
-    @property
-    def pid(self) -> int | None:
-        """The process of the subreaper; none before it was forked."""
-        return self._pid
-
+    @override
     def wait(self, seconds: float) -> bool:
-        """Wait until the subreaper has ended, and return whether it has.
+        """Wait until the tree has ended, and return whether it has.
 
         Raises:
             NotForkedError: when the server ends before the fork.
         """
-        if self._pid is None:
-            self._pid = self._server.receive(seconds)
-            return False
-        return self._has_ended(seconds)
+        was_started = self.pid is not None
+        is_over = super().wait(seconds)
+        if not was_started:
+            self._server.check()
+            if is_over and self.pid is None:
+                raise NotForkedError("the fork server has ended")
+        return is_over
 
-    def _has_ended(self, seconds: float) -> bool:
-        """Wait for the end of the pipe that the subreaper holds."""
-        return bool(select.select([self._life], [], [], seconds)[0])
-
-    def end(self) -> None:
-        """Have the subreaper end the tree, and wait for that; end the server where that fails. Idempotent."""
-        if self._is_over:
-            return
-        with suppress(OSError):
-            os.write(self._control, b"e")
-        if self._pid is None or not self._has_ended(ENDING_SECONDS):
+    @override
+    def end(self, *, dumps_stacks: bool = False) -> None:
+        """End the tree as any kept process, and the server if it has not forked yet."""
+        if self.pid is None:
             self._server.close()
-        self._close()
-
-    def _close(self) -> None:
-        self._is_over = True
-        os.close(self._control)
-        os.close(self._life)
+        super().end(dumps_stacks=dumps_stacks)
 
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:

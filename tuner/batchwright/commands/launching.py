@@ -7,17 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from batchwright.commands.injected import subreaper
+from typing_extensions import override
+
+from batchwright.system import subreaper
+from batchwright.system.kept_process import KeptProcess
+from batchwright.system.subreaper import Channel
 
 Launch = dict[str, Any]
-"""The command that a subreaper starts: `argv`, `working_directory`, `environment`, `fixes_addresses`."""
+"""The command that a subreaper starts: `argv`, `working_directory`, `environment`, `fixes_addresses`, a job's `log`."""
 
-ENDING_SECONDS = 60.0
-"""Longer than a subreaper takes to kill what can be killed."""
 _ISOLATING_OPTIONS = frozenset("EIS")
 """Options of Python that leave out what the command injects."""
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
@@ -25,18 +26,19 @@ _LONGEST_FIRST_LINE = 512
 
 
 class KeptCommand(Protocol):
-    """A command below its subreaper."""
+    """A command below its subreaper: a ``KeptProcess``, or what stands for one."""
 
-    @property
-    def pid(self) -> int | None:
-        """The process of the subreaper; none before it was forked."""
+    pid: int | None
+    subreaper: int | None
+    status: int | None
+    error: str | None
 
     @property
     def is_forked(self) -> bool:
         """True if the fork server started the command."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the subreaper has ended, and return whether it has."""
+        """Wait until the tree has ended, and return whether it has."""
 
     def end(self) -> None:
         """Have the subreaper end the tree, and wait for that. Idempotent."""
@@ -49,12 +51,12 @@ class Launcher(Protocol):
         """Start the command of a folder, in which its launch is written."""
 
 
-class FreshCommand:
+class FreshCommand(KeptProcess):
     """A command in a process of its own, below a subreaper that is a child of this process.
 
     Args:
         launch: what the subreaper starts.
-        folder: the folder in which that is written, and where the subreaper leaves how the command ended.
+        folder: the folder in which that is written, and where the subreaper leaves the last output.
         descriptor: a socket that the command inherits, to be its own fork server (``injected.command_server``).
     """
 
@@ -64,39 +66,23 @@ class FreshCommand:
         if descriptor is not None:
             launch = {**launch, "server_descriptor": descriptor}
         (folder / "launch.json").write_text(json.dumps(launch))
-        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
-            [sys.executable, "-I", str(Path(subreaper.__file__)), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=() if descriptor is None else (descriptor,),
-        )
+        ours, theirs = Channel.pair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this distribution
+                [sys.executable, "-I", subreaper.__file__, str(folder)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=() if descriptor is None else (descriptor,),
+            )
+        super().__init__(ours, self._process.kill)
 
-    @property
-    def pid(self) -> int:
-        """The process of the subreaper."""
-        return self._process.pid
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until the subreaper has ended, and return whether it has."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        return self._process.returncode is not None
-
-    def end(self) -> None:
-        """Have the subreaper end the tree, and wait for that. Idempotent."""
-        control = self._process.stdin
-        if control is None or control.closed:
-            return
-        with suppress(OSError):
-            os.write(control.fileno(), b"e")
-        try:
-            self._process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        control.close()
+    @override
+    def end(self, *, dumps_stacks: bool = False) -> None:
+        """Have the subreaper end the tree, and wait for both. Idempotent."""
+        super().end(dumps_stacks=dumps_stacks)
+        self._process.wait()
 
 
 def may_serve(program: str, argv: Sequence[str]) -> bool:

@@ -14,8 +14,8 @@ from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.requests import ExpectationRequest
 from batchwright.schemas.results import ExpectedPeaks
 from batchwright.system.fork_server.client import DeadlineError, ForkServer, ServerLostError, StoppedError
-from batchwright.system.fork_server.messages import RunTask
 from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
+from batchwright.system.fork_server.tasks import RunTask
 from batchwright.system.process_exit import ProcessExit
 from batchwright.workloads.preload import late_imports
 
@@ -124,7 +124,7 @@ def _run_task(
         with EstimatePaths.temporary(request) as paths:
             command = RunTask(
                 task="estimate" if isinstance(request, EstimateRequest) else "expect",
-                directory=paths.directory,
+                directory=str(paths.directory),
                 data_bytes=memory_bytes,
                 file_bytes=_MAX_FILE_BYTES,
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from batchwright.errors import BatchwrightError, EstimateError, FieldProblem, PlanError, SpecError, WorkloadError
 from batchwright.schemas.base import Document
-from batchwright.system.fork_server.task_paths import TaskPaths
+from batchwright.system.fork_server.tasks import TaskPaths
 
 _ERROR_CLASSES: dict[str, type[BatchwrightError]] = {
     kind.__name__: kind for kind in (EstimateError, PlanError, WorkloadError)

@@ -14,7 +14,7 @@ from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, Pr
 from batchwright.schemas.results import Phase, PhaseSeconds, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.files import write_atomically
-from batchwright.system.fork_server.task_paths import TaskPaths
+from batchwright.system.fork_server.tasks import TaskPaths
 
 Task = Literal["probe", "check", "couple", "expect", "read"]
 

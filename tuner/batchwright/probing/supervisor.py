@@ -43,8 +43,8 @@ from batchwright.system.fork_server.client import (
     ServerLostError,
     StoppedError,
 )
-from batchwright.system.fork_server.messages import RunTask
 from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
+from batchwright.system.fork_server.tasks import RunTask
 from batchwright.system.host_failures import Cause
 from batchwright.system.process_exit import ExitKind, ProcessExit, classify_exit
 from batchwright.system.processes import propagated_environment
@@ -89,7 +89,9 @@ class ProbeSupervisor:
         self._estimate: BackgroundEstimate | None = None
         self._lock = threading.Lock()
         environment = {**self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # finds GPUs without `cuInit`
-        self._server = ForkServer(lambda: start(Start("batchwright.probing.child.fork_server", (), environment)))
+        self._server = ForkServer(
+            lambda: start(Start("batchwright.probing.child.fork_server", environment=environment))
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""
@@ -252,7 +254,7 @@ class ProbeSupervisor:
         with ProbePaths.temporary(request) as paths:
             command = RunTask(
                 task=task,
-                directory=paths.directory,
+                directory=str(paths.directory),
                 modules=self._late_imports(_workload(request)),
                 environment=propagated_environment() | (self._data_roots.to_environment() if task == "read" else {}),
                 data_bytes=MEMORY_BYTES if task == "expect" else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -11,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+from batchwright.system.subreaper import die_with_parent
+
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _propagated: ContextVar[Mapping[str, str]] = ContextVar("propagated", default={})  # noqa: B039 - never changed in place
@@ -33,20 +34,9 @@ def propagated_environment() -> dict[str, str]:
     return dict(_propagated.get())
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent process ends in any way.
-
-    Args:
-        parent: the id of the parent process.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent ended before the line above
-
-
 _TIED = """
 import os, sys
-from batchwright.system.processes import die_with_parent
+from batchwright.system.subreaper import die_with_parent
 die_with_parent(int(sys.argv[1]))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
@@ -71,22 +61,25 @@ def fork(body: Callable[[], None]) -> int:
     """
     parent = os.getpid()
     pid = os.fork()
-    if pid != 0:
-        return pid
+    if pid == 0:
+        die_with_parent(parent)
+        exit_after(body)
+    return pid
+
+
+def exit_after(body: Callable[[], None]) -> NoReturn:
+    """Run ``body`` in a forked process, and end it without clean-up, which is that of the process that forked.
+
+    The exit status is 1 if ``body`` raised; the traceback is in the error output.
+    """
     status = 1
     try:
-        die_with_parent(parent)
         body()
         status = 0
     except BaseException:  # noqa: BLE001 - user code may run here, and its traceback is the evidence
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(status)
-
-
-def outlive_parent() -> None:
-    """Revoke ``die_with_parent``. The process must then notice the end of its parent itself."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def kill_group(group: int, number: signal.Signals = signal.SIGKILL) -> None:

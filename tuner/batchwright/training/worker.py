@@ -27,7 +27,7 @@ from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, SystemTrouble, TrainingResult
 from batchwright.system.files import lock_directory, write_atomically
 from batchwright.system.host_failures import Cause, host_failure_of
-from batchwright.system.processes import die_with_parent
+from batchwright.system.subreaper import die_with_parent
 from batchwright.training.accumulation.collectives import (
     Ranks,
     is_lost_peer_error,

@@ -1,28 +1,24 @@
 """Be the fork server of a command: import what its program begins with, then fork a process for each probe.
 
-A forked process returns from ``ForkServer.serve``, and Python goes on to run the program in it exactly as it would have
-in a fresh one: with the arguments, the environment, the working directory and the output of its probe, in a session of
-its own. Between it and the server is a ``subreaper``, as above a fresh process.
+A forked process returns from ``CommandServer.serve``, and Python goes on to run the program in it exactly as it would
+have in a fresh one: with the arguments, the environment, the working directory and the output of its probe, in a
+session of its own. Between it and the server is a ``subreaper``, as above a fresh process.
 
-The messages are JSON over a socket of packets. The server sends `hello` with the number of the program's arguments,
-`imported` with the statements that it has executed, and `problem` if it cannot be forked after them. For each folder of
-a probe it receives two descriptors: the control pipe of the subreaper, and a pipe whose other end shows the subreaper's
-end. It answers with `forked`.
+The server sends over its channel the number of the program's arguments, then the statements that it has executed, or
+`problem` if it cannot be forked after them. For each probe it receives the folder, with the channel of its subreaper.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import traceback
-import warnings
 from pathlib import Path
 from typing import Any, Callable
 
-from . import subreaper
+from ...system import subreaper
 from .leading_imports import LeadingImports, construct_optimizer, without_full_collections
 
 _LONGEST_MESSAGE = 8192
@@ -40,11 +36,12 @@ class CommandServer:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)
+        end = socket.socket(fileno=descriptor)
+        end.set_inheritable(False)
+        self._channel = subreaper.Channel(end, _LONGEST_MESSAGE)
         self._environment = dict(os.environ)
         self._descriptors = set(_descriptors())
-        self._send("hello", arguments=len(sys.argv) - 1)
+        self._channel.send(arguments=len(sys.argv) - 1)
 
     def serve(self, before_fork: Callable[[], None]) -> str:
         """Serve until the supervisor closes the connection. Return only in a forked process: the folder of its probe.
@@ -71,29 +68,25 @@ class CommandServer:
             imports.execute()
             construct_optimizer()
         has_torch = "torch" in sys.modules
-        self._send("imported", statements=imports.executed, torch=has_torch, place=imports.place, reason=imports.reason)
+        place, reason = imports.place, imports.reason
+        self._channel.send(statements=imports.executed, torch=has_torch, place=place, reason=reason)
 
     def _fork_for_probe(self) -> str | None:
         """Wait for a probe, and fork a process for it. Return its folder in that process, and None in the server."""
-        message, descriptors, _, _ = socket.recv_fds(self._socket, _LONGEST_MESSAGE, 2)
-        if not message:
+        try:
+            message = self._channel.receive() or {}
+        except EOFError:
             os._exit(0)
         subreaper.reap()
-        folder = message.decode()
-        process = _fork()
-        if process == 0:
-            self._keep(Path(folder), *descriptors)
-            return folder
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._send("forked", pid=process)
+        channel = subreaper.Channel(socket.socket(fileno=message["descriptor"]))
+        if subreaper.fork() == 0:
+            self._become_command(message["folder"], channel)
+            return str(message["folder"])
+        channel.close()
         return None
 
-    def _send(self, event: str, **fields: object) -> None:
-        self._socket.send(json.dumps({"event": event, **fields}).encode())
-
     def _give_up(self, problem: str) -> None:
-        self._send("problem", problem=problem)
+        self._channel.send(problem=problem)
         os._exit(1)
 
     @staticmethod
@@ -117,50 +110,32 @@ class CommandServer:
                 return f"an import opened {name}"
         if len(sys._current_frames()) > 1:  # noqa: SLF001 - threading does not know of all
             return "an import started a thread"
-        if _has_children():
+        if subreaper.has_children():
             return "an import started a process"
-        if _fork() == 0:
+        # Thread pools that know of forks end their threads for one, so what is left after it would be lost in a probe.
+        if subreaper.fork() == 0:
             os._exit(0)
-        os.wait()  # thread pools that know of forks have ended their threads for it
+        os.wait()
         left = [name for name in _native_threads() if name not in _THREADS_THAT_FORK]
         return f"an import started the native thread {left[0]}" if left else None
 
-    def _keep(self, folder: Path, control: int, life: int) -> None:
-        """Keep the command of a probe in this process, which ends here. Return only in the command's own process."""
-        command = -1
+    def _become_command(self, folder: str, channel: subreaper.Channel) -> None:
+        """Keep the command of a probe in this process, which ends here. Return only in the command's own process.
+
+        That process takes what a fresh one has from its subreaper.
+        """
+        self._channel.close()
         try:
-            self._socket.close()
-            launch = json.loads((folder / "launch.json").read_text())
-            subreaper.adopt_orphans()
-            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in subreaper.REQUESTS_TO_END}
-            reader, writer = os.pipe()
-            command = _fork()
-            if command == 0:
-                for descriptor in (reader, control, life):
-                    os.close(descriptor)
-                self._become_command(launch, writer, handlers)
-                return
-            os.close(writer)
-            subreaper.keep(folder, command, reader, control)
+            subreaper.keep(channel, Path(folder))
+            channel.close()
+            launch = json.loads((Path(folder) / "launch.json").read_text())
+            os.chdir(launch["working_directory"])
+            count = len(sys.argv) - 1
+            self._take_arguments(launch["argv"][len(launch["argv"]) - count :])
+            self._take_environment(launch["environment"])
         except BaseException:  # noqa: BLE001 - no error may lead back into the program
             traceback.print_exc()
             os._exit(127)
-        finally:
-            if command != 0:
-                os._exit(0)
-
-    def _become_command(self, launch: dict[str, Any], output: int, handlers: dict[signal.Signals, Any]) -> None:
-        """Take what a fresh process of the command has from its subreaper, and the signal handlers of its Python."""
-        os.setsid()
-        subreaper.die_with_parent()
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        subreaper.redirect(output)
-        os.close(output)
-        os.chdir(launch["working_directory"])
-        count = len(sys.argv) - 1
-        self._take_arguments(launch["argv"][len(launch["argv"]) - count :])
-        self._take_environment(launch["environment"])
 
     @staticmethod
     def _take_arguments(arguments: list[str]) -> None:
@@ -179,20 +154,6 @@ class CommandServer:
         tempfile: Any = sys.modules.get("tempfile")
         if tempfile is not None and tempfile.tempdir == self._environment.get("TMPDIR"):
             tempfile.tempdir = None
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns of native threads, which were looked at
-        return os.fork()
-
-
-def _has_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _descriptors() -> dict[int, str]:

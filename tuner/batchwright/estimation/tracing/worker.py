@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from batchwright.errors import BatchwrightError, EstimateError, SpecError
@@ -27,6 +26,7 @@ from batchwright.schemas.results import ExpectedPeaks
 from batchwright.system.files import write_atomically
 from batchwright.system.fork_map import default_process_count
 from batchwright.system.fork_server.server import Application, serve
+from batchwright.system.subreaper import Channel
 from batchwright.workloads.preload import import_early
 
 _NO_SHIM = "CUDA's decisions cannot be traced here, the CPU's are traced instead"
@@ -130,15 +130,14 @@ def _traceback_of(error: BaseException | None) -> str | None:
     return None if error is None else "".join(traceback.format_exception(error))
 
 
-def main(connection: Connection, parent: int, arguments: Sequence[str]) -> None:
-    """Serve the parent process until it closes the connection.
+def main(channel: Channel, arguments: Sequence[str]) -> None:
+    """Serve the parent process until it closes the channel.
 
     Args:
-        connection: to the parent process.
-        parent: the id of the parent process.
+        channel: to the parent process.
         arguments: the idle time after which the server ends, in seconds.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU of this host is never touched
     warnings.simplefilter("ignore")  # warnings of torch and the workload, which are not shown anywhere
     tracer = _TracingWorker()
-    serve(connection, parent, Application(tracer.prepare, import_early, tracer.run_task, float(arguments[0])))
+    serve(channel, Application(tracer.prepare, import_early, tracer.run_task, float(arguments[0])))

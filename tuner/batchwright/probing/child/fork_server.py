@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from batchwright.system.fork_server.server import Application, serve
+from batchwright.system.subreaper import Channel
 from batchwright.workloads.preload import import_early, late_imports
 
 
-def main(connection: Connection, parent: int, _arguments: Sequence[str]) -> None:
-    """Serve the parent process until it closes the connection."""
+def main(channel: Channel, _arguments: Sequence[str]) -> None:
+    """Serve the parent process until it closes the channel."""
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-    serve(connection, parent, Application(_prepare, import_early, _run_task))
+    serve(channel, Application(_prepare, import_early, _run_task))
 
 
 def _prepare() -> None:

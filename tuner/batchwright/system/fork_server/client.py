@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from subprocess import TimeoutExpired
-from typing import TypeVar
 
-from batchwright.system.fork_server import messages
 from batchwright.system.fork_server.spawn import ChildProcess
+from batchwright.system.fork_server.tasks import RunTask
+from batchwright.system.kept_process import KeptProcess
 from batchwright.system.process_exit import ExitKind, ProcessExit, classify_exit
 from batchwright.system.processes import kernel_oom_kills, kill_group
+from batchwright.system.subreaper import Channel
 
 _POLL_SECONDS = 0.05
-_KILL_SECONDS = 30.0
-_Event = TypeVar("_Event", messages.Ready, messages.Ended)
+_EXIT_SECONDS = 30.0
 
 
 class ServerLostError(Exception):
@@ -60,8 +62,6 @@ class ForkServer:
         self._start_child = start_child
         self._child: ChildProcess | None = None
         self._is_ready = False
-        self._group: int | None = None
-        """The process group of the running task."""
 
     def start(self) -> ChildProcess:
         """Start the server unless it runs, without waiting for it.
@@ -75,8 +75,8 @@ class ForkServer:
         return self._child
 
     def import_modules(self, modules: tuple[str, ...]) -> None:
-        """Import modules that later tasks need, without waiting for the server."""
-        _send(self.start(), messages.ImportModules(modules=modules))
+        """Import modules that later tasks need, without waiting. A task that needs one reports its failure."""
+        self.start().channel.send(modules=modules)
 
     def await_ready(self, deadline: float, should_stop: Callable[[], bool]) -> None:
         """Wait until the server has imported its modules. A server that misses the deadline continues to import.
@@ -91,11 +91,14 @@ class ForkServer:
             ServerLostError: when the server ended.
         """
         child = self.start()
-        if not self._is_ready:
-            self._await(child, messages.Ready, deadline, should_stop)
-            self._is_ready = True
+        while not self._is_ready:
+            _check(deadline, should_stop)
+            try:
+                self._is_ready = child.channel.receive(_POLL_SECONDS) is not None
+            except EOFError:
+                raise self._lost_error(child) from None
 
-    def run(self, task: messages.RunTask, deadline: float, should_stop: Callable[[], bool]) -> ProcessExit:
+    def run(self, task: RunTask, deadline: float, should_stop: Callable[[], bool]) -> ProcessExit:
         """Run a task to its end. At the deadline, or on request, it is killed with all processes it has started.
 
         Returns:
@@ -108,51 +111,31 @@ class ForkServer:
             ServerLostError: when the server ended.
         """
         child, kills_before = self.start(), kernel_oom_kills()
-        _send(child, task)
+        ours, theirs = Channel.pair()
+        with theirs:
+            child.channel.send(theirs.fileno(), **asdict(task))
+        kept, is_late = KeptProcess(ours, self.close), False
         try:
-            ended = self._await(child, messages.Ended, deadline, should_stop)
-        except (StoppedError, DeadlineError) as error:
-            self._kill_task(child, dumps_stacks=isinstance(error, DeadlineError))
-            raise
-        return classify_exit(ended.exit_code, kernel_oom_kills() - kills_before)
-
-    def _kill_task(self, child: ChildProcess, *, dumps_stacks: bool) -> None:
-        """Kill the running task, and wait until its process is gone. A server that does not respond is closed."""
-        _send(child, messages.KillTask(dumps_stacks=dumps_stacks))
-        try:
-            with suppress(ServerLostError, ImportFailedError):
-                self._await(child, messages.Ended, time.monotonic() + _KILL_SECONDS)
+            while not kept.wait(_POLL_SECONDS):
+                _check(deadline, should_stop)
         except DeadlineError:
-            self.close()
-
-    def _await(
-        self, child: ChildProcess, kind: type[_Event], deadline: float, should_stop: Callable[[], bool] = lambda: False
-    ) -> _Event:
-        """Return the next event of a kind."""
-        while time.monotonic() < deadline:
-            if should_stop():
-                raise StoppedError
-            try:
-                event = self._receive(child, _POLL_SECONDS)
-            except EOFError:
-                raise self._lost_error(child) from None
-            if isinstance(event, messages.ImportFailed):
-                raise ImportFailedError(event.error)
-            if isinstance(event, kind):
-                return event
-        raise DeadlineError
-
-    def _receive(self, child: ChildProcess, timeout: float) -> messages.Event | None:
-        """Return the next event, if there is one, and track the process group of the running task."""
-        event = messages.receive(child.connection, messages.EVENTS, timeout)
-        if event is not None:
-            self._group = event.pid if isinstance(event, messages.Started) else None
-        return event
+            is_late = True
+            raise
+        finally:
+            kept.end(dumps_stacks=is_late)
+        if kept.error is not None:
+            raise ImportFailedError(kept.error)
+        if kept.was_abandoned and kept.pid is not None:
+            kill_group(kept.pid)
+            return classify_exit(-signal.SIGKILL, kernel_oom_kills() - kills_before)
+        if kept.status is None:
+            raise self._lost_error(child)
+        return classify_exit(kept.status, kernel_oom_kills() - kills_before)
 
     def _lost_error(self, child: ChildProcess) -> ServerLostError:
         """Close a server that has ended, and return the error."""
         with suppress(TimeoutExpired):
-            child.process.wait(_KILL_SECONDS)
+            child.process.wait(_EXIT_SECONDS)
         output = child.output_tail()
         self.close()
         return ServerLostError(classify_exit(child.process.returncode, 0), output)
@@ -160,18 +143,12 @@ class ForkServer:
     def close(self) -> None:
         """End the server, its task, and all processes they have started. Idempotent."""
         child, self._child, self._is_ready = self._child, None, False
-        if child is None:
-            return
-        child.end()
-        with suppress(EOFError):
-            while self._receive(child, 0.0) is not None:  # it may have started a task meanwhile
-                pass
-        if self._group is not None:  # a server that was killed could not end its task's processes
-            kill_group(self._group)
-            self._group = None
-        child.close()
+        if child is not None:
+            child.close()
 
 
-def _send(child: ChildProcess, message: messages.Message) -> None:
-    with suppress(OSError):  # the server is gone: the next event is the end of the connection
-        messages.send(child.connection, message)
+def _check(deadline: float, should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise StoppedError
+    if time.monotonic() >= deadline:
+        raise DeadlineError

@@ -1,18 +1,19 @@
-"""Start Python child processes connected by a socket pair."""
+"""Start Python child processes connected by a channel."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from batchwright.system.processes import die_with_parent, kill_group
+from batchwright.system.processes import kill_group
+from batchwright.system.subreaper import Channel, die_with_parent
 
 
 @dataclass(frozen=True)
@@ -20,15 +21,19 @@ class Start:
     """Parameters of the start of a child process.
 
     Attributes:
-        module: the module whose ``main(connection, parent, arguments)`` is called, with the connection to the parent
-            process and the parent's id.
+        module: the module whose ``main(channel, arguments)`` is called, with the channel to the parent process.
         arguments: passed to ``main``.
         environment: variables in addition to this process's own.
+        keeps_output: whether the output goes to a file for ``output_tail``; otherwise the child has that of this
+            process.
+        longest_bytes: length of the longest message of the child process.
     """
 
     module: str
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    keeps_output: bool = True
+    longest_bytes: int = 65536
 
 
 class ChildProcess:
@@ -41,18 +46,18 @@ class ChildProcess:
         OSError: when the process cannot be started.
 
     Attributes:
-        connection: to the process, which should end when the connection is closed.
+        channel: to the process, which should end when the channel is closed.
         process: the handle of the process.
     """
 
     def __init__(self, start: Start) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _close_files
-        self.connection, child_end = Pipe()
-        with child_end:
+        self._output = tempfile.TemporaryFile() if start.keeps_output else None  # noqa: SIM115 - closed in _close_files
+        self.channel, theirs = Channel.pair(start.longest_bytes)
+        with theirs:
             try:
                 self.process = subprocess.Popen(  # noqa: S603 - this module, in this interpreter
                     [sys.executable, "-P", "-m", __name__, start.module, str(os.getpid()), *start.arguments],
-                    stdin=child_end.fileno(),
+                    stdin=theirs.fileno(),
                     stdout=self._output,
                     stderr=self._output,
                     env={**os.environ, **start.environment},
@@ -63,25 +68,24 @@ class ChildProcess:
                 raise
 
     def output_tail(self, length_bytes: int = 4000) -> str:
-        """Read the end of its output."""
+        """Read the end of its output, if that is kept."""
+        if self._output is None:
+            return ""
         descriptor = self._output.fileno()
         size = os.fstat(descriptor).st_size
         return os.pread(descriptor, length_bytes, max(0, size - length_bytes)).decode(errors="replace").strip()
 
-    def end(self) -> None:
-        """Kill the process and its group, such as a compiler. The connection stays readable. Idempotent."""
+    def close(self) -> None:
+        """Kill the process and its group, such as a compiler, and close the channel and the output. Idempotent."""
         if self.process.returncode is None:  # until the process is reaped, its group id cannot be reused
             kill_group(self.process.pid)
         self.process.wait()
-
-    def close(self) -> None:
-        """End the process, and close the connection and the output. Idempotent."""
-        self.end()
         self._close_files()
 
     def _close_files(self) -> None:
-        self.connection.close()
-        self._output.close()
+        self.channel.close()
+        if self._output is not None:
+            self._output.close()
 
 
 StartChild: TypeAlias = Callable[[Start], ChildProcess]
@@ -96,11 +100,12 @@ def main(arguments: Sequence[str]) -> None:
     """
     module, parent, *rest = arguments
     die_with_parent(int(parent))
-    connection = Connection(os.dup(0))
+    channel = Channel(socket.socket(fileno=os.dup(0)))
+    # Programs that this process starts must not inherit the channel as their standard input.
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.close(devnull)
-    importlib.import_module(module).main(connection, int(parent), rest)
+    importlib.import_module(module).main(channel, rest)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from batchwright.errors import TrainingError
-from batchwright.system.processes import die_with_parent
+from batchwright.system.subreaper import die_with_parent
 from batchwright.system.temporary_folders import LONGEST_WITH_SOCKETS
 from batchwright.torch_internals import loader_queues, shut_down_loader
 from batchwright.training.data.base import TrainingData

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from batchwright.errors import HubUnavailableError, SpecError
 from batchwright.schemas.model.hub import HubModel
-from batchwright.system.processes import die_with_parent, tighten_limit
+from batchwright.system.processes import tighten_limit
+from batchwright.system.subreaper import die_with_parent
 from batchwright.workloads.pretrained.hub_files import cached_model, fetch_config, hub_problem
 
 _LARGEST_FILE = 16 * 2**20

@@ -1,10 +1,10 @@
-"""The files of a task: its request, its result and its output."""
+"""A task of a fork server, and its files: its request, its result and its output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +12,27 @@ from pydantic import BaseModel
 
 from batchwright.system.files import tail, write_atomically
 from batchwright.system.temporary_folders import TemporaryFolder
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """Run a task in a fork of the server.
+
+    Attributes:
+        task: its name.
+        directory: the directory of its ``TaskPaths``.
+        modules: modules that the server imports before it forks.
+        environment: variables on top of the server's own.
+        data_bytes: limit of the task's private memory (``RLIMIT_DATA``).
+        file_bytes: limit of the size of files that the task writes (``RLIMIT_FSIZE``).
+    """
+
+    task: str
+    directory: str
+    modules: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    data_bytes: int | None = None
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True)
