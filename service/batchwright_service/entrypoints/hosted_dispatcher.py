@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 
+from batchwright.system.subreaper import Channel
 from batchwright_service.dispatch_bootstrap import build_dispatcher
-from batchwright_service.entrypoints.hosted_worker import main
+from batchwright_service.entrypoints import hosted_worker
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], build_dispatcher)
+
+def main(channel: Channel, arguments: Sequence[str]) -> None:
+    """Dispatch until a stop request, or until the API process has ended."""
+    hosted_worker.main(channel, arguments, build_dispatcher)

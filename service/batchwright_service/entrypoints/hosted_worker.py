@@ -6,36 +6,30 @@ it together with the API process.
 
 from __future__ import annotations
 
-import socket
-import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from batchwright.system.processes import die_with_parent
+from batchwright.system.subreaper import Channel
 from batchwright_service.entrypoints.signals import handling_signals
 from batchwright_service.errors import ServiceError
 from batchwright_service.observability.logging import configure_logging
 from batchwright_service.observability.metrics import snapshot
 from batchwright_service.settings import Settings
-from batchwright_service.worker.hosting.channel import Channel
 from batchwright_service.worker_bootstrap import WorkerSystem, build_worker
 
 Build = Callable[[Settings], WorkerSystem]
 
 
-def main(descriptor: str, parent: str, build: Build = build_worker) -> None:
+def main(channel: Channel, _arguments: Sequence[str], build: Build = build_worker) -> None:
     """Run the workers until a stop request, or until the API process has ended.
 
-    ``descriptor`` is that of the channel, ``parent`` the id of the API process.
+    ``channel`` leads to the API process.
     """
-    die_with_parent(int(parent))
-    channel = Channel(socket.socket(fileno=int(descriptor)))
     settings = Settings(**(channel.receive() or {})["settings"])
     try:
         system = build(settings)
     except ServiceError as error:
-        channel.send(_refusal(error))
+        _refuse(channel, error)
         return
     configure_logging(settings.log_level, settings.log_format)
     _work(channel, system)
@@ -51,9 +45,9 @@ def _work(channel: Channel, system: WorkerSystem) -> None:
             try:
                 system.start()
             except ServiceError as error:
-                channel.send(_refusal(error))
+                _refuse(channel, error)
                 return
-            channel.send({"started": system.coordinator.slots})
+            channel.send(started=system.coordinator.slots)
             stopping.wait()
             system.stop()
     finally:
@@ -74,14 +68,12 @@ def _listen(channel: Channel, system: WorkerSystem, stopping: threading.Event) -
                     stopping.set()
                 case {"do": "measure", "number": number}:
                     families = snapshot(system.instruments.metrics.work_families())
-                    channel.send({"number": number, "families": families})
+                    channel.send(number=number, families=families)
+    except EOFError:  # the API process has ended
+        pass
     finally:
         stopping.set()
 
 
-def _refusal(error: ServiceError) -> dict[str, Any]:
-    return {"refused": type(error).__name__, "message": str(error)}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+def _refuse(channel: Channel, error: ServiceError) -> None:
+    channel.send(refused=type(error).__name__, message=str(error))

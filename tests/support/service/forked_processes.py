@@ -29,9 +29,9 @@ from unittest.mock import patch
 
 import batchwright_service.entrypoints.hosted_worker
 import batchwright_service.entrypoints.work  # noqa: F401 - imported here, since the processes would take seconds for it
-from batchwright.system.processes import die_with_parent
+from batchwright.system.fork_server import spawn
+from batchwright.system.subreaper import die_with_parent
 from batchwright_service.entrypoints import serve
-from batchwright_service.worker.hosting import child_process
 from tests.support.service import processes, running
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # <linux/prctl.h>
@@ -100,8 +100,12 @@ def _started(
         os.environ.clear()
         os.environ.update(env)
         standbys = [_Standby() for _ in range(_STANDBYS)]
-        hiring = SimpleNamespace(Popen=lambda *given, **named: standbys.pop(0).hired(*given, **named), DEVNULL=-3)
-        vars(child_process)["subprocess"] = hiring
+
+        def popen(command: list[str], **named: Any) -> Any:
+            is_of_workers = "hosted" in " ".join(command) or "slow_worker" in " ".join(command)
+            return standbys.pop(0).hired(command, **named) if is_of_workers else subprocess.Popen(command, **named)
+
+        vars(spawn)["subprocess"] = SimpleNamespace(Popen=popen)
         vars(serve)["app_of"] = running.application
         _run(list(command[1:]))
 
@@ -122,12 +126,11 @@ class _Standby(_Process):
             die_with_parent(service_id)
             _name(b"standby")
             message, (channel, *_), *_ = socket.recv_fds(theirs, 65_536, 1)
-            command, environment, number = json.loads(message)
+            command, environment = json.loads(message)
             os.environ.clear()
             os.environ.update(environment)
-            os.dup2(channel, number)
             os.setsid()
-            _become({}, number)
+            _become({0: channel})
             _name(b"python")
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from here on it is the program's own task
             _run(command[1:])
@@ -135,11 +138,10 @@ class _Standby(_Process):
         with theirs:
             super().__init__(main)
 
-    def hired(self, command: list[str], *, pass_fds: Sequence[int], **_: Any) -> _Process:
-        """Run a command, with one descriptor of this process, in a session of its own."""
+    def hired(self, command: list[str], *, stdin: int, env: Mapping[str, str], **_: Any) -> _Process:
+        """Run a command, with a descriptor of this process as its standard input, in a session of its own."""
         with self._ours:
-            message = json.dumps([command, dict(os.environ), *pass_fds])
-            socket.send_fds(self._ours, [message.encode()], pass_fds)
+            socket.send_fds(self._ours, [json.dumps([command, dict(env)]).encode()], [stdin])
         return self
 
 

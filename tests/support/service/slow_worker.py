@@ -1,4 +1,4 @@
-"""Workers around a slow scripted runner: of `slow_service.py`, or the process of its workers when run as a module.
+"""Workers around a slow scripted runner: of `slow_service.py`, or the process of its workers.
 
 JOURNAL names the file that every probe started is noted in (and, as 0, a job that is asked to stop), PROBE_SECONDS what
 a probe takes. POLL_SECONDS may be longer than a service allows.
@@ -7,14 +7,14 @@ a probe takes. POLL_SECONDS may be longer than a service allows.
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import RunOutcome, TrainingResult
-from batchwright_service.entrypoints.hosted_worker import main
+from batchwright.system.subreaper import Channel
+from batchwright_service.entrypoints import hosted_worker
 from batchwright_service.settings import Settings
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from batchwright_service.worker.executors.inline import InlineExecutor
@@ -59,5 +59,6 @@ def _note(size: int) -> None:
         stream.write(f"{size}\n")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], build)
+def main(channel: Channel, arguments: Sequence[str]) -> None:
+    """Run the workers as a child process of the service."""
+    hosted_worker.main(channel, arguments, build)

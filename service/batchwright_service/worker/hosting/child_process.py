@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client.core import Metric
 
+from batchwright.system.fork_server.spawn import ChildProcess, Start
 from batchwright.system.processes import reap, zombies
 from batchwright_service import errors
 from batchwright_service.errors import ConfigurationError, ServiceError
 from batchwright_service.observability.metrics import families_from
 from batchwright_service.settings import Settings
-from batchwright_service.worker.hosting.channel import Channel
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +30,8 @@ _STABLE_SECONDS = 60.0
 _FORCED_SECONDS = 15.0
 """Time of a forced shutdown to hand the work back. The process is killed then, and the work's lease expires."""
 _MEASURE_SECONDS = 2.0
+_LONGEST_MESSAGE = 2**20
+"""Bytes; the kernel's buffers hold about 200 KiB of metrics."""
 _ORPHAN_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ class WorkerProcess:
         self._stopping = threading.Event()
         self._forced = False
         self._awaited = False
-        self._child: _Child | None = None
+        self._child: ChildProcess | None = None
         self._supervisor: threading.Thread | None = None
         self._first: queue.SimpleQueue[ServiceError | None] = queue.SimpleQueue()
         self._measuring = threading.Lock()
@@ -101,7 +101,7 @@ class WorkerProcess:
             child, first = self._child, not self._forced
             self._forced = True
         if child is not None and first:
-            killing = threading.Timer(_FORCED_SECONDS, child.kill)
+            killing = threading.Timer(_FORCED_SECONDS, child.process.kill)
             killing.daemon = True
             killing.start()
 
@@ -133,7 +133,7 @@ class WorkerProcess:
 
     def _send(self, command: str, **arguments: int) -> bool:
         child = self._child
-        return child is not None and child.channel.send({"do": command, **arguments})
+        return child is not None and child.channel.send(do=command, **arguments)
 
     # --- the supervisor's thread ---
 
@@ -167,63 +167,31 @@ class WorkerProcess:
     def _run_once(self) -> tuple[ServiceError, bool]:
         """Run the process to its end; return the error of its end, and whether its workers ran."""
         try:
-            child = _Child(self._settings, self._entry)
+            child = ChildProcess(Start(self._entry, keeps_output=False, longest_bytes=_LONGEST_MESSAGE))
         except OSError as error:
             return ConfigurationError(f"the process of the workers cannot be started: {error}"), False
+        # The settings are in no environment, because what the workers run inherits theirs.
+        child.channel.send(settings=self._settings.model_dump(mode="json"))
         with self._lock:
             self._child = child
         if self._stopping.is_set():
             self._send("force_stop" if self._forced else "stop")
         refusal, started = None, False
-        while (message := child.channel.receive()) is not None:
-            if "started" in message:
-                started = True
-                first, self.slots = not self.slots, message["started"]
-                if first:
-                    self._first.put(None)
-            elif "refused" in message:
-                kind: Callable[[str], ServiceError] = getattr(errors, message["refused"], ConfigurationError)
-                refusal = kind(message["message"])
-            else:
-                self._measured.put(message)
+        with suppress(EOFError):
+            while (message := child.channel.receive()) is not None:
+                if "started" in message:
+                    started = True
+                    first, self.slots = not self.slots, message["started"]
+                    if first:
+                        self._first.put(None)
+                elif "refused" in message:
+                    kind: Callable[[str], ServiceError] = getattr(errors, message["refused"], ConfigurationError)
+                    refusal = kind(message["message"])
+                else:
+                    self._measured.put(message)
         with self._lock:
             self._child = None
-        status = child.end()
+        status = child.process.wait()
+        child.close()
         ending = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return refusal or ConfigurationError(f"the process of the workers {ending}"), started
-
-
-class _Child:
-    """A running process with its settings. It leads a session, so that a terminal's signals do not reach it.
-
-    The settings are sent, and are in no environment: what the workers run inherits theirs.
-
-    Raises:
-        OSError: when the process cannot be started.
-    """
-
-    def __init__(self, settings: Settings, entry: str) -> None:
-        self.channel, theirs = Channel.pair()
-        with theirs:
-            number = theirs.fileno()
-            try:
-                self.process = subprocess.Popen(  # noqa: S603 - our own module, in the interpreter that runs this
-                    [sys.executable, "-P", "-m", entry, str(number), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(number,),
-                    start_new_session=True,
-                )
-            except OSError:
-                self.channel.close()
-                raise
-        self.channel.send({"settings": settings.model_dump(mode="json")})
-
-    def kill(self) -> None:
-        """Kill the process; does nothing when it has ended."""
-        self.process.kill()
-
-    def end(self) -> int:
-        """Wait for the end of the process, and return its exit status."""
-        status = self.process.wait()
-        self.channel.close()
-        return status

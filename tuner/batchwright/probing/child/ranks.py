@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from batchwright.probing.protocol import ProbePaths
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome, Phase, ProbeResult, RankResult
+from batchwright.system.processes import fork
 from batchwright.training.accumulation.collectives import RENDEZVOUS
 
 _PEERS_GRACE_SECONDS = 2.0
@@ -54,20 +54,14 @@ def run_ranks(paths: ProbePaths, request: ProbeRequest, run_rank: RunRank) -> No
 def _start(rank: int, paths: ProbePaths, folder: ProbePaths, request: ProbeRequest, run_rank: RunRank) -> int:
     """Fork the process of a rank, and return its id."""
     count = len(request.rank_devices)
-    if (process := os.fork()) != 0:
-        return process
-    status = 1
-    try:
-        rendezvous = str(paths.directory / "rendezvous")
-        os.environ.update(
-            {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), RENDEZVOUS: rendezvous}
-        )
+    rendezvous = str(paths.directory / "rendezvous")
+    variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), RENDEZVOUS: rendezvous}
+
+    def run() -> None:
+        os.environ.update(variables)
         run_rank(folder, request.model_copy(update={"device": request.rank_devices[rank]}))
-        status = 0
-    except BaseException:  # noqa: BLE001 - the frames above belong to the process that forked
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+
+    return fork(run)
 
 
 def _await_all(ranks: dict[int, int], folders: Sequence[ProbePaths]) -> dict[int, int]:
