@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from batchwright.schemas.recommendation import Headroom, Recommendation
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.training import TrainingResult
 from batchwright.system.files import tail
+from batchwright.system.kept_process import KeptProcess
+from batchwright.system.subreaper import Channel
 from batchwright.system.temporary_folders import TemporaryFolder
 from tests.commands.program_list import PLAIN, Program, misbehaving
 from tests.commands.trials import probe_request
@@ -272,21 +274,17 @@ class Clock:
         return self.now
 
 
-class Replay:
-    """A command that writes a record again instead of running. A ``Launcher``, and the ``KeptCommand`` that it starts.
+class Replay(KeptProcess):
+    """A command that writes a record again instead of running. A ``Launcher``, and the process that it starts.
 
     Args:
         record: the record.
         clock: is moved by what is waited.
     """
 
-    pid: int | None = None
-    subreaper: int | None = None
-    was_abandoned = is_forked = False
-
     def __init__(self, record: Record, clock: Clock) -> None:
-        self.status: int | None = (record["exit"] or {}).get("status")
-        self.error: str | None = (record["exit"] or {}).get("error")
+        super().__init__(Channel.pair()[0], lambda: None)
+        self.status, self.error = ((record["exit"] or {}).get(name) for name in ("status", "error"))
         self._record, self._clock, self._began = record, clock, clock.now
         self._left = list(record["events"])
 
@@ -313,14 +311,7 @@ class Replay:
                 stream.write(json.dumps(_moved(event, self._began)) + "\n")
         return not self._left and (self.status is not None or self.error is not None)
 
-    def roots(self) -> list[int]:
-        """Return no process."""
-        return []
-
-    def remember(self, trained: Collection[int]) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
+    def end(self, *, dumps_stacks: bool = False) -> None:
         """Do nothing."""
 
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from batchwright.commands.environment import cards_of_host, cards_of_ranks, probe_environment
-from batchwright.commands.launching import KeptCommand, Launch, Launcher
+from batchwright.commands.fork_servers import ForkedCommand
+from batchwright.commands.launching import Launch, Launcher
 from batchwright.commands.outcomes import EndedCommand, EndReason, is_oom
 from batchwright.commands.reports import Reports
 from batchwright.commands.stacks import STACKS_SIGNAL, stacks_of
@@ -23,6 +24,7 @@ from batchwright.schemas.results import DeviceInfo
 from batchwright.system import subreaper
 from batchwright.system.disk_space import translate_full_disk
 from batchwright.system.files import tail
+from batchwright.system.kept_process import KeptProcess
 from batchwright.system.process_exit import classify_exit
 from batchwright.system.processes import kernel_oom_kills
 from batchwright.system.temporary_folders import room_for_sockets
@@ -159,7 +161,7 @@ class CommandProbe:
             stacks=stacks,
             unreached=[line for pid, line in self._unreached.items() if not self._has_reported(pid)],
             other_processes_bytes=own.used_bytes if own else None,
-            forked=command.is_forked,
+            forked=isinstance(command, ForkedCommand),
             is_of_plan=self._figures.micro_batch_size * self._figures.accumulation_steps
             == self._request.samples_per_window,
         )
@@ -168,7 +170,7 @@ class CommandProbe:
         """The reason for the end; an OOM that was reported while the command ended comes first."""
         return EndReason.OOM if ending is not EndReason.FINISHED and self._has_oom() else ending
 
-    def _follow(self, command: KeptCommand, began: float, should_stop: Callable[[], bool]) -> EndReason:
+    def _follow(self, command: KeptProcess, began: float, should_stop: Callable[[], bool]) -> EndReason:
         looked_at, failed_at = 0.0, None
         while not command.wait(_POLL_SECONDS):
             self._reports.read()

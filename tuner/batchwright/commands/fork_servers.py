@@ -70,12 +70,7 @@ class CommandForkServer:
                 "a placeholder stands before the program's own arguments, or in a variable that is read at an import"
             )
         (folder / "launch.json").write_text(json.dumps(launch))
-        ours, theirs = Channel.pair()
-        with theirs:
-            if not self._channel.send(theirs.fileno(), folder=str(folder)):
-                ours.close()
-                raise NotForkedError("the fork server has ended")
-        return ForkedCommand(self, ours)
+        return ForkedCommand(self, self._channel.request(folder=str(folder)))
 
     def _start(self, launch: Launch) -> None:
         own = self.folder / "server"
@@ -146,8 +141,6 @@ class ForkedCommand(KeptProcess):
         server: the server, which is ended if the subreaper does not respond.
         channel: to the subreaper of the command.
     """
-
-    is_forked = True
 
     def __init__(self, server: CommandForkServer, channel: Channel) -> None:
         super().__init__(channel, server.close)

@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
@@ -18,37 +18,12 @@ from batchwright.system.subreaper import Channel
 
 Launch = dict[str, Any]
 """The command that a subreaper starts: `argv`, `working_directory`, `environment`, `fixes_addresses`, a job's `log`."""
-
+Launcher = Callable[[Launch, Path], KeptProcess]
+"""Starts the command of a folder, in which it writes the launch."""
 _ISOLATING_OPTIONS = frozenset("EIS")
 """Options of Python that leave out what the command injects."""
 _OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _LONGEST_FIRST_LINE = 512
-
-
-class KeptCommand(Protocol):
-    """A command below its subreaper: a ``KeptProcess``, or what stands for one."""
-
-    pid: int | None
-    subreaper: int | None
-    status: int | None
-    error: str | None
-
-    @property
-    def is_forked(self) -> bool:
-        """True if the fork server started the command."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until the tree has ended, and return whether it has."""
-
-    def end(self) -> None:
-        """Have the subreaper end the tree, and wait for that. Idempotent."""
-
-
-class Launcher(Protocol):
-    """Starts a command."""
-
-    def __call__(self, launch: Launch, folder: Path) -> KeptCommand:
-        """Start the command of a folder, in which its launch is written."""
 
 
 class FreshCommand(KeptProcess):
@@ -59,8 +34,6 @@ class FreshCommand(KeptProcess):
         folder: the folder in which that is written, and where the subreaper leaves the last output.
         descriptor: a socket that the command inherits, to be its own fork server (``injected.command_server``).
     """
-
-    is_forked = False
 
     def __init__(self, launch: Launch, folder: Path, descriptor: int | None = None) -> None:
         if descriptor is not None:

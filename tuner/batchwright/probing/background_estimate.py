@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
-from batchwright.errors import BatchwrightError, EstimateError, ProbeCancelledError
+from batchwright.errors import EstimateError, ProbeCancelledError
 from batchwright.estimation.client import expect
 from batchwright.schemas.requests import ExpectationRequest
 from batchwright.schemas.results import ExpectedPeaks
@@ -22,19 +23,15 @@ class BackgroundEstimate:
     def __init__(self, request: ExpectationRequest) -> None:
         self.request = request
         self._stopped = threading.Event()
-        self._ended = threading.Event()
-        self._peaks: ExpectedPeaks | None = None
-        self._error: BatchwrightError | None = None
+        self._made: Future[ExpectedPeaks] = Future()
         self._thread = threading.Thread(target=self._make, name="estimate", daemon=True)
         self._thread.start()
 
     def _make(self) -> None:
         try:
-            self._peaks = expect(self.request, self._stopped.is_set, timeout_seconds=_TIMEOUT_SECONDS)
-        except BatchwrightError as error:
-            self._error = error
-        finally:
-            self._ended.set()
+            self._made.set_result(expect(self.request, self._stopped.is_set, timeout_seconds=_TIMEOUT_SECONDS))
+        except BaseException as error:  # noqa: BLE001 - raised where the estimate is asked for
+            self._made.set_exception(error)
 
     def wait(self, seconds: float, should_stop: Callable[[], bool]) -> bool:
         """Wait for the end of the estimate; return whether it came in time.
@@ -43,7 +40,7 @@ class BackgroundEstimate:
             ProbeCancelledError: when ``should_stop`` returned true; the estimate's process is gone by then.
         """
         deadline = time.monotonic() + seconds
-        while not self._ended.wait(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
+        while not wait((self._made,), min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))).done:
             if should_stop():
                 self.stop()
                 raise ProbeCancelledError("the estimate was stopped")
@@ -53,18 +50,17 @@ class BackgroundEstimate:
 
     def peaks(self) -> ExpectedPeaks | None:
         """Return the estimate; None before its end, and if it failed."""
-        return self._peaks if self._ended.is_set() else None
+        return self._made.result() if self._made.done() and self._made.exception() is None else None
 
     def result(self) -> ExpectedPeaks:
-        """Return the estimate once it has ended.
+        """Wait for the estimate, and return it.
 
         Raises:
             EstimateError: when it failed; for a wrong spec too, which the check of the spec reports by its fields.
         """
-        if self._peaks is None:
-            reason = " ".join(str(self._error).split()) if self._error else "the tracing process ended unexpectedly"
-            raise EstimateError(reason) from self._error
-        return self._peaks
+        if (error := self._made.exception()) is not None:
+            raise EstimateError(" ".join(str(error).split())) from error
+        return self._made.result()
 
     def stop(self) -> None:
         """End the estimate's process, and wait until it is gone. Idempotent."""

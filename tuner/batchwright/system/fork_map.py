@@ -6,7 +6,6 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
 from batchwright.system.processes import fork
@@ -36,29 +35,16 @@ def run_in_forks(tasks: Sequence[Callable[[], _T]], processes: int) -> list[_T |
     started = [_start(tasks[first::count]) for first in range(count)]
     for first, process in enumerate(started):
         if process is not None:
-            results[first::count] = process.results(len(tasks[first::count]))
+            pid, stream = process
+            with stream, suppress(EOFError, pickle.UnpicklingError):  # the process may die at any moment
+                results[first::count] = pickle.load(stream)  # noqa: S301 - written by our own fork
+            with suppress(ChildProcessError):  # where SIGCHLD is ignored, the kernel reaps the process
+                os.waitpid(pid, 0)
     return results
 
 
-@dataclass(frozen=True)
-class _Process:
-    """A forked process, and the pipe of its results."""
-
-    pid: int
-    stream: IO[bytes]
-
-    def results(self, count: int) -> list[Any]:
-        """Wait for the process, and return one result per task."""
-        results: list[Any] = [None] * count
-        with self.stream, suppress(EOFError, pickle.UnpicklingError):  # the process may die at any moment
-            results = pickle.load(self.stream)  # noqa: S301 - written by our own fork
-        with suppress(ChildProcessError):  # where SIGCHLD is ignored, the kernel reaps the process
-            os.waitpid(self.pid, 0)
-        return results
-
-
-def _start(tasks: Sequence[Callable[[], Any]]) -> _Process | None:
-    """Start a process that runs ``tasks`` one after the other; None if it cannot be started."""
+def _start(tasks: Sequence[Callable[[], Any]]) -> tuple[int, IO[bytes]] | None:
+    """Fork a process that runs ``tasks`` one after the other, with the pipe of its results; None if none can start."""
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "wb") as output:
         try:
@@ -66,7 +52,7 @@ def _start(tasks: Sequence[Callable[[], Any]]) -> _Process | None:
         except OSError:
             os.close(read_end)
             return None
-    return _Process(pid, os.fdopen(read_end, "rb"))
+    return pid, os.fdopen(read_end, "rb")
 
 
 def _run(tasks: Sequence[Callable[[], Any]], output: IO[bytes]) -> None:

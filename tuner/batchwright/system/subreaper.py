@@ -82,6 +82,13 @@ class Channel:
             return False
         return True
 
+    def request(self, **message: object) -> Channel:
+        """Send a message with one end of a new channel, and return the other. It is closed if nobody receives it."""
+        ours, theirs = Channel.pair()
+        with theirs:
+            self.send(theirs.fileno(), **message)
+        return ours
+
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next message, with a descriptor that came with it as `descriptor`; None if none comes in time.
 

@@ -130,18 +130,14 @@ class CommandServer:
             channel.close()
             launch = json.loads((Path(folder) / "launch.json").read_text())
             os.chdir(launch["working_directory"])
-            count = len(sys.argv) - 1
-            self._take_arguments(launch["argv"][len(launch["argv"]) - count :])
+            arguments = launch["argv"][len(launch["argv"]) - len(sys.argv) + 1 :]
+            original = getattr(sys, "orig_argv", [])
+            original[len(original) - len(arguments) :] = arguments
+            sys.argv[1:] = arguments
             self._take_environment(launch["environment"])
         except BaseException:  # noqa: BLE001 - no error may lead back into the program
             traceback.print_exc()
             os._exit(127)
-
-    @staticmethod
-    def _take_arguments(arguments: list[str]) -> None:
-        original = getattr(sys, "orig_argv", [])
-        original[len(original) - len(sys.argv) + 1 :] = arguments
-        sys.argv[1:] = arguments
 
     def _take_environment(self, environment: dict[str, str]) -> None:
         """Take the environment of the probe, and keep what the imports have set or removed."""

@@ -14,7 +14,6 @@ from batchwright.system.fork_server.tasks import RunTask
 from batchwright.system.kept_process import KeptProcess
 from batchwright.system.process_exit import ExitKind, ProcessExit, classify_exit
 from batchwright.system.processes import kernel_oom_kills, kill_group
-from batchwright.system.subreaper import Channel
 
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 30.0
@@ -111,10 +110,7 @@ class ForkServer:
             ServerLostError: when the server ended.
         """
         child, kills_before = self.start(), kernel_oom_kills()
-        ours, theirs = Channel.pair()
-        with theirs:
-            child.channel.send(theirs.fileno(), **asdict(task))
-        kept, is_late = KeptProcess(ours, self.close), False
+        kept, is_late = KeptProcess(child.channel.request(**asdict(task)), self.close), False
         try:
             while not kept.wait(_POLL_SECONDS):
                 _check(deadline, should_stop)

@@ -51,19 +51,16 @@ class _FollowedImports(MetaPathFinder):
         finally:
             self._is_searching = False
         if spec is not None and spec.loader is not None:
-            self._follow(spec.loader, self._followed_by[fullname])
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                for call in self._followed_by[fullname]:
+                    call(module)
+
+            loader.exec_module = exec_module
         return spec
-
-    @staticmethod
-    def _follow(loader: Any, calls: list[Callable[[ModuleType], None]]) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for call in calls:
-                call(module)
-
-        loader.exec_module = exec_module
 
 
 def _load(name: str) -> Any:
