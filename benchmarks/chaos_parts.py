@@ -86,9 +86,11 @@ def of_role(role: str, processes: list[Found]) -> list[Found]:
 
 
 def probes(processes: list[Found]) -> list[Found]:
-    """Return what the fork servers have forked."""
+    """Return what the fork servers have forked, each below a subreaper of its own."""
+    forked = [process for process in processes if process.role == "fork server"]
     servers = [process.pid for process in of_role("fork server", processes)]
-    return [process for process in processes if process.role == "fork server" and process.parent in servers]
+    subreapers = [process.pid for process in forked if process.parent in servers]
+    return [process for process in forked if process.parent in subreapers]
 
 
 def tasks(processes: list[Found]) -> list[Found]:

@@ -33,7 +33,6 @@ from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.training import TrainingResult
 from batchwright.system.files import tail
 from batchwright.system.kept_process import KeptProcess
-from batchwright.system.subreaper import Channel
 from batchwright.system.temporary_folders import TemporaryFolder
 from tests.commands.program_list import PLAIN, Program, misbehaving
 from tests.commands.trials import probe_request
@@ -283,7 +282,8 @@ class Replay(KeptProcess):
     """
 
     def __init__(self, record: Record, clock: Clock) -> None:
-        super().__init__(Channel.pair()[0], lambda: None)
+        no_channel: Any = None
+        super().__init__(no_channel, lambda: None)
         self.status, self.error = ((record["exit"] or {}).get(name) for name in ("status", "error"))
         self._record, self._clock, self._began = record, clock, clock.now
         self._left = list(record["events"])

@@ -387,7 +387,7 @@ def test_a_killed_tracing_process_is_replaced_once(kills: int) -> None:
 def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     """Kill -9 of the process that supervises leaves no server, no probe, nothing that a probe started, and no files.
 
-    The server is stopped meanwhile: however late it gets to run, it has to be there to end those.
+    The subreaper of the probe is stopped meanwhile: however late it gets to run, it has to be there to end those.
     """
     note, scratch = tmp_path / "pids", tmp_path / "scratch"
     scratch.mkdir()
@@ -404,11 +404,12 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.02)
         server, *started = [int(pid) for pid in note.read_text().split()]
-        os.kill(server, signal.SIGSTOP)
+        subreaper = int(Path(f"/proc/{started[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(subreaper, signal.SIGSTOP)
         process.kill()
         process.wait()
-    os.kill(server, signal.SIGCONT)
-    assert gone([server, *started])
+    os.kill(subreaper, signal.SIGCONT)
+    assert gone([server, subreaper, *started])
     assert not list(scratch.glob("batchwright-*"))
 
 

@@ -24,7 +24,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import warnings
 from array import array
 from contextlib import suppress
@@ -132,7 +131,7 @@ def main(folder: Path) -> None:
         os.chdir(launch["working_directory"])
         environment = launch["environment"]
         if given is not None:
-            # The process id is in the text, so that no child that inherits it takes itself for the fork server.
+            # Children inherit the variable. By the process id none of them takes itself for the fork server.
             os.set_inheritable(given, True)
             environment[SERVER_VARIABLE] = f"{os.getpid()}:{given}"
         os.execvpe(launch["argv"][0], launch["argv"], environment)  # noqa: S606 - a command, no shell
@@ -166,7 +165,7 @@ def die_with_parent(parent: int) -> None:
         parent: the id of the parent process.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # A parent that ended before that line sends no signal any more.
+    # A parent that ended before the call sends no signal any more.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -198,7 +197,8 @@ def keep(channel: Channel, folder: Path, output: int | None = None, given: int |
         channel.send(started=os.getpid(), subreaper=own)
         return
     try:
-        # The ends of pipes and sockets are seen only once no process has the other end any more, this one included.
+        # The end of a pipe or a socket is seen only once no process holds the other side, and this one was forked with
+        # both.
         os.close(writer)
         if given is not None:
             os.close(given)
@@ -213,7 +213,7 @@ def keep(channel: Channel, folder: Path, output: int | None = None, given: int |
             (folder / "output.txt").write_bytes(text)
         channel.send(ended=status)
     except BaseException:  # noqa: BLE001 - no error may lead back into what the new process runs
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
 

@@ -112,7 +112,8 @@ class CommandServer:
             return "an import started a thread"
         if subreaper.has_children():
             return "an import started a process"
-        # Thread pools that know of forks end their threads for one, so what is left after it would be lost in a probe.
+        # A fork has no thread but the one that forked. Pools that prepare for forks end their threads before one. Any
+        # thread that is still there after it would be missing in every probe.
         if subreaper.fork() == 0:
             os._exit(0)
         os.wait()

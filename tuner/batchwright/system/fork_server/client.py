@@ -122,6 +122,7 @@ class ForkServer:
         if kept.error is not None:
             raise ImportFailedError(kept.error)
         if kept.was_abandoned and kept.pid is not None:
+            # The kernel ends the task with its subreaper, but not the processes that the task has started.
             kill_group(kept.pid)
             return classify_exit(-signal.SIGKILL, kernel_oom_kills() - kills_before)
         if kept.status is None:

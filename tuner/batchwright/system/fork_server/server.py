@@ -53,7 +53,8 @@ def serve(channel: Channel, application: Application) -> NoReturn:
     channel of its subreaper.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel discards exit statuses
+    # A parent that ignores SIGCHLD passes that on, and the kernel would then discard the exit codes of tasks.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     application.prepare()
     channel.send(ready=True)
     with suppress(EOFError):
