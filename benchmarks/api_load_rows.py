@@ -13,9 +13,9 @@ from sqlalchemy import insert
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.mapping import recommendation_values, sort_values
 from batchwright_service.store.database.schema import recommendations, work_items
+from batchwright_service.store.database.transactions import open_engine, write_transaction
 from tests.support.factories import CPU, tuning_request
 from tests.support.service.scripted import ScriptedRunner
 

@@ -42,7 +42,7 @@ from batchwright_service.fast_path.coalescing import BatchedReads, CoalescedRead
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.fast_path.trusted_callers import TrustedCallers
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.engine import read_transaction
+from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import EVERYTHING, WorkRow
 from batchwright_service.store.store import open_store
 from batchwright_service.store.work_queries import Listing, WorkStore

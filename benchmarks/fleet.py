@@ -48,8 +48,8 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.store.database.engine import insert_or_skip, write_transaction
 from batchwright_service.store.database.schema import now_ms, submitters, work_items
+from batchwright_service.store.database.transactions import insert_or_skip, write_transaction
 from batchwright_service.store.models import NewWork
 from batchwright_service.store.store import Store, open_store
 from tests.support.factories import recommendation

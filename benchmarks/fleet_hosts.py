@@ -22,13 +22,13 @@ from batchwright.client.documents.states import State
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.errors import ClaimsCrowdedError, StaleLeaseError, StoreUnavailableError
-from batchwright_service.store.database.engine import open_engine
+from batchwright_service.store.database.transactions import open_engine
 from batchwright_service.store.models import Beat, Claim, Ending
 from batchwright_service.store.store import Store
 from batchwright_service.worker.heartbeat import Heartbeat
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms
-from batchwright_service.worker.settings import WorkerSettings
 from batchwright_service.worker.work_loop import IdlePause
+from batchwright_service.worker.worker_settings import WorkerSettings
 from batchwright_service.worker_bootstrap import worker_connections
 
 STACK_BYTES = 256 * 1024

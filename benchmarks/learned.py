@@ -31,8 +31,8 @@ from batchwright.driving.virtual_estimate import device_of, virtual_supervisor
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.fingerprint import installed_versions
-from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
+from batchwright.planning.learning.measured_context import expect_measured_context
 from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor

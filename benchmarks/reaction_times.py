@@ -24,7 +24,7 @@ from sqlalchemy import text
 
 from batchwright.estimation.pool import EstimatePool
 from batchwright.schemas.estimates import EstimateRequest
-from batchwright_service.store.database.engine import open_engine, write_transaction
+from batchwright_service.store.database.transactions import open_engine, write_transaction
 from tests.service.dashboard.test_quality import store_many
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import SUPPORT

@@ -19,7 +19,7 @@ from batchwright_service.api.context import ApiContext
 from batchwright_service.api.events.change_feed import ChangeFeed
 from batchwright_service.api.reads.coalesced import Reads
 from batchwright_service.application.api_keys import KeyCases
-from batchwright_service.application.context import ApplicationContext
+from batchwright_service.application.application_context import ApplicationContext
 from batchwright_service.application.estimates import EstimateCases, EstimateLimits
 from batchwright_service.application.exports import ExportCases
 from batchwright_service.application.hit_counter import HitCounter
@@ -43,7 +43,7 @@ from batchwright_service.observability.collectors import (
 )
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.settings import Settings
-from batchwright_service.store.database.engine import CONNECTIONS
+from batchwright_service.store.database.transactions import CONNECTIONS
 from batchwright_service.store.models import Quota
 from batchwright_service.store.store import Store
 from batchwright_service.webhooks.deliverer import Deliverer, Schedule

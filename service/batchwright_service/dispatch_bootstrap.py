@@ -9,8 +9,8 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from batchwright.system.own_variables import PREFIX
+from batchwright_service.dispatch.cluster_engine import Engine
 from batchwright_service.dispatch.dispatcher import Dispatcher
-from batchwright_service.dispatch.engine import Engine
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.settings import Settings
 from batchwright_service.worker_bootstrap import WorkerSystem, assemble_worker

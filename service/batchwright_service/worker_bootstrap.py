@@ -22,14 +22,14 @@ from batchwright_service.observability.instruments import Instruments, create_sp
 from batchwright_service.observability.metrics import Metrics
 from batchwright_service.registry.registered_commands import RegisteredCommands
 from batchwright_service.settings import Settings
-from batchwright_service.store.database.engine import CONNECTIONS
+from batchwright_service.store.database.transactions import CONNECTIONS
 from batchwright_service.store.store import Store, open_store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import Executor
 from batchwright_service.worker.executors.local import LocalExecutor
 from batchwright_service.worker.executors.registered_supervisor import RegisteredSupervisor
 from batchwright_service.worker.hosting.interface import Workers
-from batchwright_service.worker.settings import Assignment, WorkerSettings
+from batchwright_service.worker.worker_settings import Assignment, WorkerSettings
 
 _MOST_CONNECTIONS = 4
 """Connections to the database that a process of workers uses at most, besides the one that listens: one claims for all

@@ -28,7 +28,7 @@ from batchwright.client import (
 )
 from batchwright.client.documents.work import TuningPage
 from batchwright.client.documents.workers import Health
-from batchwright.client.protocol import retry_after
+from batchwright.client.http_messages import retry_after
 from batchwright.client.resources.api import AsyncCalls
 from batchwright.schemas.estimates import EstimateRequest
 from tests.support.factories import mlp_spec, tuning_request

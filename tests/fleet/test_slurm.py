@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchwright_service.dispatch.engine import EngineJob, JobName, JobState, NewJob
+from batchwright_service.dispatch.cluster_engine import EngineJob, JobName, JobState, NewJob
 from tests.fleet.conftest import StartService, environment_of
 from tests.fleet.work import PATIENCE_SECONDS, Dispatching, watched, workers
 from tests.support.exports.slurm_cluster import Slurm

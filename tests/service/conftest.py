@@ -14,7 +14,7 @@ import pytest
 
 from batchwright.client import Client
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.store.database.engine import open_engine
+from batchwright_service.store.database.transactions import open_engine
 from batchwright_service.store.store import Store
 from tests.support.service.forked_processes import forked_processes
 from tests.support.service.postgres import Databases, databases

@@ -2,10 +2,10 @@
 
 The API, the workers and the command line share them. The pipeline of a submission, in ``tunings`` or ``jobs``:
 
-1. ``work`` holds what both share, and checks priority and ownership; ``context`` has the shared dependencies, and finds
-   the live worker that serves a device.
+1. ``work`` holds what both share, and checks priority and ownership; ``application_context`` has the shared
+   dependencies, and finds the live worker that serves a device.
 2. ``rules`` decides: may this code run (``rules.policy``), has this request a stored response (``rules.idempotency``),
-   may a stored recommendation warm-start it (``rules.warm_start``), does the job suit the device
+   may a stored recommendation warm-start it (``rules.stored_warm_start``), does the job suit the device
    (``rules.device_checks``).
 3. The store queues the work, or the stored recommendation with the same fingerprint serves the submission.
 4. ``views`` turns stored rows into documents; ``batchwright_service.fast_path.queue_positions`` adds the position in
@@ -25,6 +25,6 @@ Where a new thing goes:
   ``batchwright_service.api.dependencies``.
 
 The package may import ``batchwright_service.auth``, ``batchwright_service.observability``,
-``batchwright_service.store`` (its interfaces and values; only ``context`` takes the whole ``Store``) and the layers
-below, and the torch-free parts of ``batchwright``; no FastAPI and no SQL.
+``batchwright_service.store`` (only ``application_context`` takes the whole ``Store``) and the layers below, and the
+torch-free parts of ``batchwright``; no FastAPI and no SQL.
 """

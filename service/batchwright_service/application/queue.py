@@ -9,7 +9,7 @@ from functools import cache
 from batchwright.client.documents.fleet import Fleet, FleetStatus
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.workers import DeviceList, DeviceStatus, Queue, QueueEntry
-from batchwright_service.application.context import ApplicationContext
+from batchwright_service.application.application_context import ApplicationContext
 from batchwright_service.application.rules.hardware_matches import group_by_hardware, workers_with
 from batchwright_service.application.rules.wait_time import RECENT, Running, expected_waits
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane

@@ -16,7 +16,7 @@ from batchwright.planning.tuning_conditions import TuningConditions, conditions_
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import HardwareRequest, TuningRequest
 from batchwright_service.application import views
-from batchwright_service.application.context import ApplicationContext
+from batchwright_service.application.application_context import ApplicationContext
 from batchwright_service.application.rules.device_checks import (
     check_cards_of_ranks,
     check_packages_of_probes,
@@ -26,7 +26,7 @@ from batchwright_service.application.rules.equal_tunings import answer_from
 from batchwright_service.application.rules.hardware_matches import one_of_each_kind, workers_with
 from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.application.rules.stale_recommendations import StaleRecommendations, confirmation_of
-from batchwright_service.application.rules.warm_start import find_warm_start
+from batchwright_service.application.rules.stored_warm_start import find_warm_start
 from batchwright_service.application.work import WorkCases, model_name, payload
 from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed

@@ -25,7 +25,7 @@ from batchwright.schemas.workload import (
     WorkloadSpec,
 )
 from batchwright_service.application import views
-from batchwright_service.application.context import ApplicationContext
+from batchwright_service.application.application_context import ApplicationContext
 from batchwright_service.application.rules.idempotency import SubmissionResponse
 from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import (

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.client.documents.problems import Problem
 from batchwright_service.api.problems import PROBLEM_MEDIA_TYPE
+from batchwright_service.dashboard.page_responses import page, redirect
 from batchwright_service.dashboard.pages import Pages
-from batchwright_service.dashboard.responses import page, redirect
 from batchwright_service.problem_mapping import make_problem
 
 SIGN_IN = "/sign-in"

@@ -14,8 +14,8 @@ from batchwright_service.api.middleware.security import PagePaths
 from batchwright_service.dashboard import new_tuning, sign_in
 from batchwright_service.dashboard.assets import Assets
 from batchwright_service.dashboard.error_pages import SIGN_IN, ProblemPages
+from batchwright_service.dashboard.page_responses import SECURITY_HEADERS, page
 from batchwright_service.dashboard.pages import Pages
-from batchwright_service.dashboard.responses import SECURITY_HEADERS, page
 
 PATHS = PagePaths(public=(SIGN_IN, "/static/"), forms=(SIGN_IN, sign_in.SIGN_OUT))
 """The sign-in page and the static files are public, and hold no data."""

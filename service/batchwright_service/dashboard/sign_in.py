@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from batchwright_service.api.authentication import SESSION_COOKIE, Authenticators, address_of, is_local, session_token
 from batchwright_service.auth.sessions import SESSION_SECONDS
 from batchwright_service.dashboard.error_pages import SIGN_IN
+from batchwright_service.dashboard.page_responses import page, redirect
 from batchwright_service.dashboard.pages import Pages
-from batchwright_service.dashboard.responses import page, redirect
 from batchwright_service.errors import NotAuthenticatedError
 
 SIGN_OUT = "/sign-out"

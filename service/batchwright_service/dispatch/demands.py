@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.device_traits import DeviceKind, kind_of_id
-from batchwright_service.dispatch.engine import Node
+from batchwright_service.dispatch.cluster_engine import Node
 from batchwright_service.dispatch.reconciliation import Places
 from batchwright_service.domain.hardware import ANY_DEVICE, is_served_by, need_of_lane
 from batchwright_service.store.models import FleetWork

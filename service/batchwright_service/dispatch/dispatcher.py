@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from batchwright.client.documents.fleet import FleetNode, FleetReport, FleetWaiting
 from batchwright.client.documents.workers import ServedDevice
+from batchwright_service.dispatch.cluster_engine import Engine, EngineError, EngineJob, JobName, JobState, NewJob, Node
 from batchwright_service.dispatch.demands import Lane, lane_of
-from batchwright_service.dispatch.engine import Engine, EngineError, EngineJob, JobName, JobState, NewJob, Node
 from batchwright_service.dispatch.reconciliation import (
     Forget,
     Places,

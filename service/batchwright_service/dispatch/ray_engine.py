@@ -16,7 +16,7 @@ from ray.util.state import list_nodes
 from typing_extensions import override
 
 from batchwright.device_traits import DeviceKind, traits_of
-from batchwright_service.dispatch.engine import (
+from batchwright_service.dispatch.cluster_engine import (
     Engine,
     EngineError,
     EngineJob,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from batchwright_service.dispatch.engine import EngineJob, JobName, JobState
+from batchwright_service.dispatch.cluster_engine import EngineJob, JobName, JobState
 
 END_SECONDS = 15.0
 """Time for a job to end by itself after its work has ended, or after its lease has been lost."""

@@ -17,7 +17,7 @@ from submitit.helpers import CommandFunction
 from typing_extensions import override
 
 from batchwright.device_traits import DeviceKind, traits_of
-from batchwright_service.dispatch.engine import (
+from batchwright_service.dispatch.cluster_engine import (
     Engine,
     EngineError,
     EngineJob,

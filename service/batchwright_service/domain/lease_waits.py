@@ -2,7 +2,7 @@
 
 Operators set the other ones, in ``settings``: the lease itself (``lease_seconds``), the pauses between looks for work
 (``poll_seconds``, ``fallback_poll_seconds``), and the time in which a run saves its state (``shutdown_grace_seconds``).
-Locks of the database are waited for as in any transaction (``store.database.engine``).
+Locks of the database are waited for as in any transaction (``store.database.transactions``).
 """
 
 SLOT_SECONDS = 5.0

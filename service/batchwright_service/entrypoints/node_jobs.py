@@ -25,7 +25,7 @@ from batchwright_service.settings import Settings, withhold_variables
 from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import open_store
 from batchwright_service.worker.coordinator import Coordinator
-from batchwright_service.worker.settings import Assignment
+from batchwright_service.worker.worker_settings import Assignment
 from batchwright_service.worker_bootstrap import assemble_worker, local_executor, registered_commands
 
 _NUMBERS_OF_HOST = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES")

@@ -3,7 +3,8 @@
 ``store`` opens a ``Store``: one class for each kind of caller, all over one database of either kind. The methods state
 their contracts. ``models`` has the values that several modules share.
 
-The pipeline of a call: the module of the subject opens a transaction (``database.engine``) and executes statements:
+The pipeline of a call: the module of the subject opens a transaction (``database.transactions``) and executes
+statements:
 
 - ``submissions`` queues work, ``scheduling`` orders the queue, ``leases`` claims and ends work;
 - ``evidence`` records probes, progress and events, and by how much estimates were off; ``devices`` takes heartbeats

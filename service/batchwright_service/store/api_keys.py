@@ -27,9 +27,9 @@ from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.domain.key_texts import NewKey
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.database.audit_log import record
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment, moment_or_none
 from batchwright_service.store.database.schema import api_keys, is_queued, now_ms, now_once, used_time, work_items
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import UNLIMITED, Quota, StoredKey
 
 _key = api_keys.c

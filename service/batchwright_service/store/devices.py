@@ -15,7 +15,6 @@ from batchwright.client.documents.states import HELD_STATES, State
 from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.domain.hardware import ANY_DEVICE, fits, need_of_lane
 from batchwright_service.store.database.claim_statements import prospects_of
-from batchwright_service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from batchwright_service.store.database.schema import (
     fleets,
     held_slots,
@@ -27,6 +26,7 @@ from batchwright_service.store.database.schema import (
     workers,
 )
 from batchwright_service.store.database.statements import renew_leases, valid_leases
+from batchwright_service.store.database.transactions import insert_or_replace, read_transaction, write_transaction
 from batchwright_service.store.models import AnnouncedDevice, Beat, BeatReply, FleetWork, ReportedFleet, SlotHolder
 from batchwright_service.store.scheduling import QueueStore
 

@@ -15,9 +15,9 @@ from batchwright.schemas.results import ProbeResult
 from batchwright.schemas.training import RunCourse, RunProgress, course_after
 from batchwright_service.errors import ConflictError
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.database.schema import estimate_residuals, events, now_ms, probes, work_items
 from batchwright_service.store.database.statements import change_held, held_by, stale_lease_error
+from batchwright_service.store.database.transactions import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.models import Binding, Lease
 
 _work = work_items.c

@@ -46,7 +46,6 @@ from batchwright_service.store.database.claim_statements import (
     prospects_of,
     used_by_lost_owner,
 )
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.notifications import notify_waiting
 from batchwright_service.store.database.schema import (
     held_slots,
@@ -67,6 +66,7 @@ from batchwright_service.store.database.statements import (
     state_event,
     with_event,
 )
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import Claim, Ending, Lease
 from batchwright_service.store.outbox.endings import record_endings
 from batchwright_service.store.scheduling import record_turn

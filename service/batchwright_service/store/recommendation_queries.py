@@ -28,9 +28,9 @@ from batchwright.schemas.requests import Objective
 from batchwright.schemas.workload import Precision
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.database.list_search import searched_page
 from batchwright_service.store.database.schema import recommendations, work_items
+from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import NO_SEARCH, RecommendationFilter, RecommendationRow, StalenessFilter
 
 _recommendation = recommendations.c

@@ -13,9 +13,9 @@ from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind
 from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.errors import NotEndedError
 from batchwright_service.store.database.audit_log import record, record_each
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import now_once, recommendations, used_time, work_items
 from batchwright_service.store.database.statements import locking
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.work_queries import work_not_found
 
 _work = work_items.c

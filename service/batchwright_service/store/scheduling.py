@@ -26,8 +26,8 @@ from sqlalchemy import (
 
 from batchwright.client.documents.states import WorkKind
 from batchwright_service.domain.hardware import ANY_DEVICE, need_of_lane
-from batchwright_service.store.database.engine import insert_or_replace, read_transaction, write_transaction
 from batchwright_service.store.database.schema import health, is_queued, metadata, now_ms, submitters, work_items
+from batchwright_service.store.database.transactions import insert_or_replace, read_transaction, write_transaction
 
 WRITE_CHECK_TTL_SECONDS = 3.0
 """The time for which a successful write proves that the database can be written."""

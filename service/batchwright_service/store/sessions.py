@@ -12,8 +12,8 @@ from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import ConflictError
 from batchwright_service.store.api_keys import stored_key
 from batchwright_service.store.database.audit_log import record
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import api_keys, now_ms, now_once, sessions
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import StoredKey
 
 _session = sessions.c

@@ -25,7 +25,6 @@ from sqlalchemy import (
 from batchwright.client.documents.problems import Problem
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.workers import Failures
-from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import (
     held_slots,
@@ -38,6 +37,7 @@ from batchwright_service.store.database.schema import (
     recommendations,
     work_items,
 )
+from batchwright_service.store.database.transactions import insert_or_skip, read_transaction, write_transaction
 
 _work = work_items.c
 _hits = recommendation_hits.c

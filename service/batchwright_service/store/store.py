@@ -6,9 +6,9 @@ from sqlalchemy import Engine
 
 from batchwright_service.store.api_keys import KeyStore
 from batchwright_service.store.database.audit_log import AuditStore
-from batchwright_service.store.database.engine import CONNECTIONS, open_engine
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.notifications import Listener, Receiver
+from batchwright_service.store.database.transactions import CONNECTIONS, open_engine
 from batchwright_service.store.devices import DeviceStore, FleetStore
 from batchwright_service.store.evidence import EvidenceStore, ResidualStore
 from batchwright_service.store.leases import LeaseStore

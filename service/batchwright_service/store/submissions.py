@@ -17,7 +17,6 @@ from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.errors import ConflictError, NotResumableError
 from batchwright_service.store.api_keys import check_quota
 from batchwright_service.store.database.audit_log import record, record_each
-from batchwright_service.store.database.engine import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.database.mapping import name_values, recommendation_values, sort_values, work_item
 from batchwright_service.store.database.notifications import notify_owner, notify_waiting
 from batchwright_service.store.database.schema import (
@@ -29,6 +28,7 @@ from batchwright_service.store.database.schema import (
     work_items,
 )
 from batchwright_service.store.database.statements import add_events, change, change_each, locking, state_event
+from batchwright_service.store.database.transactions import insert_or_skip, read_transaction, write_transaction
 from batchwright_service.store.models import (
     UNLIMITED,
     DuplicateRequestError,

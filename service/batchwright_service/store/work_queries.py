@@ -13,9 +13,9 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import NotFoundError
 from batchwright_service.fast_path.row_cache import RowCache
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.database.list_search import searched_page
 from batchwright_service.store.database.schema import work_items
+from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import EVERYTHING, NO_SEARCH, WorkFilter, WorkHead, WorkItem, WorkRow
 
 _work = work_items.c

@@ -11,7 +11,7 @@ from batchwright_service.worker.device_worker import DeviceWorker
 from batchwright_service.worker.executors.base import Executor
 from batchwright_service.worker.heartbeat import Heartbeat
 from batchwright_service.worker.lease import StopReason
-from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.worker_settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from batchwright_service.worker.executors.memory_watch import MemoryWatch
 from batchwright_service.worker.host_health import HostHealth
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms, StopReason, WorkClaimer
 from batchwright_service.worker.runner import DeviceContext, WorkRunner
-from batchwright_service.worker.settings import WorkerSettings
 from batchwright_service.worker.slot import Slot
 from batchwright_service.worker.work_loop import IdlePause, WorkLoop
+from batchwright_service.worker.worker_settings import WorkerSettings
 
 
 class DeviceWorker:

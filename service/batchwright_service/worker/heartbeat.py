@@ -15,7 +15,7 @@ from batchwright_service.observability.logging import rate_limited_logger
 from batchwright_service.store.devices import DeviceStore
 from batchwright_service.store.models import Beat, BeatReply
 from batchwright_service.worker.lease import LeaseHolder
-from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.worker_settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from batchwright_service.errors import StaleLeaseError, StoreBrokenError, StoreU
 from batchwright_service.observability.logging import rate_limited_logger
 from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import BeatReply, Claim, Lease
-from batchwright_service.worker.settings import Assignment
+from batchwright_service.worker.worker_settings import Assignment
 
 _log = logging.getLogger(__name__)
 

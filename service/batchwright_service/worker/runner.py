@@ -16,8 +16,8 @@ from batchwright.client.documents.work import JobRequest, RecordedProbe
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.driving.loop import TuningHooks
 from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError, SpecError
-from batchwright.planning.learning.context import expect_measured_context
 from batchwright.planning.learning.correction import conditions_of, corrected
+from batchwright.planning.learning.measured_context import expect_measured_context
 from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.learning.workload_family import family_of
 from batchwright.planning.session import TuningSession
@@ -37,7 +37,7 @@ from batchwright.system.host_failures import (
 from batchwright.units import format_bytes
 from batchwright_service.application.rules.device_checks import mark_slot, probe_environment
 from batchwright_service.application.rules.equal_tunings import answer_from
-from batchwright_service.application.rules.warm_start import warm_start_of
+from batchwright_service.application.rules.stored_warm_start import warm_start_of
 from batchwright_service.domain import lease_waits
 from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource

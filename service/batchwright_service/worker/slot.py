@@ -15,7 +15,7 @@ from batchwright_service.folders import make_private_folder
 from batchwright_service.store.devices import DeviceStore
 from batchwright_service.store.leases import LeaseStore
 from batchwright_service.store.models import SlotHolder
-from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.worker_settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 

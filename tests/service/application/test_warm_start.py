@@ -23,23 +23,23 @@ from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
-from batchwright_service.application.context import ApplicationContext
+from batchwright_service.application.application_context import ApplicationContext
 from batchwright_service.application.hit_counter import HitCounter
 from batchwright_service.application.queue import QueueCases
 from batchwright_service.application.rules.policy import Policy
-from batchwright_service.application.rules.warm_start import warm_start_of
+from batchwright_service.application.rules.stored_warm_start import warm_start_of
 from batchwright_service.application.tunings import TuningCases
 from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.fast_path.queue_positions import QueuePositions
 from batchwright_service.registry.registered_commands import RegisteredCommands
-from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import recommendations
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.models import Ending, WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.inline import InlineExecutor
-from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.worker_settings import WorkerSettings
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
 

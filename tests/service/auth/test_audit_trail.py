@@ -18,7 +18,7 @@ from batchwright_service.auth.audit_trail import AuditRetention, AuditTrail
 from batchwright_service.domain.callers import Caller
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import InvalidCursorError, NotEndedError, QuotaExceededError
-from batchwright_service.store.database.engine import write_transaction
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.models import AuditFilter, Quota
 from batchwright_service.store.store import Store
 from tests.support.factories import tuning_request

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from batchwright.client import Client
-from batchwright_service.store.database.engine import read_transaction
+from batchwright_service.store.database.transactions import read_transaction
 from tests.support.command import called
 from tests.support.factories import tuning_request
 from tests.support.service.running import running

@@ -15,8 +15,8 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.errors import WorkloadError
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.schema import work_items
+from batchwright_service.store.database.transactions import open_engine, write_transaction
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.browser import Watched, violations, watched, without_charts
 from tests.support.service.running import Running, running

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from batchwright_service.dispatch.engine import EngineJob, JobName, JobState
+from batchwright_service.dispatch.cluster_engine import EngineJob, JobName, JobState
 from batchwright_service.dispatch.reconciliation import (
     END_SECONDS,
     START_SECONDS,

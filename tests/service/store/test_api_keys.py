@@ -15,8 +15,8 @@ from batchwright.client.documents.states import State
 from batchwright_service.domain.key_texts import NewKey, make_key
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
 from batchwright_service.store.api_keys import KeyStore
-from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.schema import api_keys, sessions, work_items
+from batchwright_service.store.database.transactions import open_engine, write_transaction
 from batchwright_service.store.models import UNLIMITED, Ending, Lease, Quota
 from batchwright_service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import StaleLeaseError
-from batchwright_service.store.database.engine import open_engine, read_transaction
 from batchwright_service.store.database.schema import probes
+from batchwright_service.store.database.transactions import open_engine, read_transaction
 from batchwright_service.store.models import Ending
 from batchwright_service.store.store import Store
 from tests.support.factories import probe_result

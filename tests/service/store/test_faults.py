@@ -16,7 +16,7 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.webhooks import WebhookSubmission
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConfigurationError, StaleLeaseError, StoreUnavailableError
-from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import (
     AuditFilter,
     Beat,

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import select
 
 from batchwright.client.documents.states import State
-from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
 from batchwright_service.store.database.schema import work_items, workers
+from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import Beat, Ending
 from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases

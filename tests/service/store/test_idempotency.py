@@ -13,8 +13,8 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import WorkKind
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import ConflictError, NotFoundError, QuotaExceededError
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import idempotency_keys
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import (
     UNLIMITED,
     DuplicateRequestError,

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store import recommendation_queries
-from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.database.migrate import upgrade
+from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import RecommendationFilter, WorkFilter
 from batchwright_service.store.store import Store
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import QuotaExceededError
 from batchwright_service.store.database import notifications
-from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.notifications import Listener, channel_of
+from batchwright_service.store.database.transactions import open_engine, write_transaction
 from batchwright_service.store.models import Beat, Quota
 from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases

@@ -12,8 +12,8 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import NotEndedError, NotFoundError, QuotaExceededError
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import events, idempotency_keys, probes, used_time, work_items
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import Ending, Quota
 from batchwright_service.store.retention import Pruned
 from batchwright_service.store.store import Store

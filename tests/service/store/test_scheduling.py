@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import update
 
 from batchwright.client.documents.states import State
-from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import submitters
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.models import Ending
 from batchwright_service.store.store import Store
 from tests.support.service.scripted import SERVED, new_work

@@ -8,8 +8,8 @@ from sqlalchemy import select, text
 from batchwright.client.documents.problems import Problem
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.store import statistics
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import held_slots, now_ms, recommendation_hits
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import Ending
 from batchwright_service.store.statistics import WorkTotal
 from batchwright_service.store.store import Store

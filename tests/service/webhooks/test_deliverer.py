@@ -21,8 +21,8 @@ from batchwright.client.documents.webhooks import DeliveryState, WebhookSubmissi
 from batchwright.client.errors import ApiError, NotAllowedError, NotFoundError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.api_keys import KeyCases
-from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import webhook_deliveries
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.store import Store
 from batchwright_service.webhooks.deliverer import Deliverer, Schedule
 from batchwright_service.webhooks.sending import Attempt

@@ -25,7 +25,7 @@ from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
 from batchwright_service.worker.executors.inline import InlineExecutor, TrainFunction
-from batchwright_service.worker.settings import WorkerSettings
+from batchwright_service.worker.worker_settings import WorkerSettings
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
 from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
 

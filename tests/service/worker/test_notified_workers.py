@@ -19,13 +19,13 @@ from batchwright.client.documents.states import State
 from batchwright_service.domain import lease_waits
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database import claim_admission
-from batchwright_service.store.database.engine import open_engine, read_transaction
+from batchwright_service.store.database.transactions import open_engine, read_transaction
 from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.inline import InlineExecutor
-from batchwright_service.worker.settings import WorkerSettings
 from batchwright_service.worker.work_loop import IdlePause
+from batchwright_service.worker.worker_settings import WorkerSettings
 from batchwright_service.worker_bootstrap import worker_connections
 from tests.service.worker.test_device_worker import VERSIONS, ended, no_training, queue_tuning, worker_settings
 from tests.support.factories import CPU

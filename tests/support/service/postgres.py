@@ -15,9 +15,9 @@ from pathlib import Path
 
 from sqlalchemy import URL, Executable, NullPool, create_engine, delete, make_url, text
 
-from batchwright_service.store.database.engine import open_engine
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.schema import metadata
+from batchwright_service.store.database.transactions import open_engine
 
 _KEEPER = """
 "$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync > "$2/log" 2>&1 &&

@@ -27,9 +27,9 @@ from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
 from batchwright_service.domain.key_texts import NewKey, digest_of
 from batchwright_service.problem_mapping import make_problem
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.schema import metadata
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import Beat, Ending, NewWork
 from batchwright_service.store.store import Store
 from tests.support.exports.plans import command_plan

@@ -12,8 +12,8 @@ from batchwright.client.documents.states import State
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.recommendation import Recommendation
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.store.database.engine import insert_or_skip, open_engine, write_transaction
 from batchwright_service.store.database.schema import submitters, work_items
+from batchwright_service.store.database.transactions import insert_or_skip, open_engine, write_transaction
 from batchwright_service.store.models import Beat, BeatReply, Claim, Ending, Lease, NewWork
 from batchwright_service.store.outbox.deliveries import DueDelivery
 from batchwright_service.store.store import Store

@@ -13,7 +13,7 @@
 1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
 2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
 3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
-4. ``protocol`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` are
+4. ``http_messages`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` are
    those of the API; ``sdk_documents`` gives recommendations the library's methods.
 5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
 
@@ -39,7 +39,7 @@ from batchwright.client.errors import (
     UnexpectedResponseError,
     WaitTimeoutError,
 )
-from batchwright.client.protocol import Call
+from batchwright.client.http_messages import Call
 from batchwright.client.sync import (
     Commands,
     Devices,

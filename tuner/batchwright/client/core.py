@@ -16,7 +16,7 @@ from batchwright.client.documents.states import State
 from batchwright.client.documents.work import Event, Page, RowT
 from batchwright.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
 from batchwright.client.etag_cache import EtagCache
-from batchwright.client.protocol import Call, DocumentT, error_in, parse_document, parse_event
+from batchwright.client.http_messages import Call, DocumentT, error_in, parse_document, parse_event
 from batchwright.client.retries import RetryBudget
 from batchwright.client.sdk_documents import Job, Tuning
 from batchwright.client.transport import Transport

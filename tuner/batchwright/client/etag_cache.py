@@ -7,7 +7,7 @@ import threading
 from cachetools import LRUCache
 from pydantic import BaseModel
 
-from batchwright.client.protocol import DocumentT
+from batchwright.client.http_messages import DocumentT
 
 _MAX_DOCUMENTS = 32
 """A tuning with its evidence takes a few hundred kilobytes at most."""

@@ -18,7 +18,7 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent, SSEError
 
 from batchwright.client.errors import ClientError, ConnectionFailedError, UnexpectedResponseError
-from batchwright.client.protocol import Call
+from batchwright.client.http_messages import Call
 
 _CONNECT_SECONDS = 10.0
 """A reachable host accepts a connection within milliseconds."""

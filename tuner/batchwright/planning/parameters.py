@@ -143,8 +143,8 @@ class SearchParameters:
     other_option_weight: float = 0.5
     """Weight of a residual for each other part of the family that differs: optimizer, precision, options, ranks."""
     table_context_weight: float = 0.5
-    """Weight of the table's figure beside measured contexts (``batchwright.planning.learning.context``): less than that
-    of a single measurement under the same versions."""
+    """Weight of the table's figure beside measured contexts (``batchwright.planning.learning.measured_context``): less
+    than that of a single measurement under the same versions."""
     least_residual_weight: float = 0.02
     """Weight below which a residual is ignored."""
 

@@ -1,6 +1,6 @@
 """Talk to the database: everything that knows tables, dialects and connections.
 
-``engine`` opens SQLite and PostgreSQL, makes reading and writing transactions, and translates their errors. ``schema``
+``transactions`` opens SQLite and PostgreSQL, makes those that read or write, and translates their errors. ``schema``
 has the tables, ``mapping`` turns rows into documents and back, and ``statements`` has the conditional updates.
 ``notifications`` sends and receives those of PostgreSQL. ``migrate`` applies the revisions of ``migrations`` and checks
 the tables.

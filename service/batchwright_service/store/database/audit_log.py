@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 
 from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright_service.domain.callers import Caller
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import AuditFilter
 
 _entry = audit_log.c

@@ -11,8 +11,8 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, inspect, text
 
 from batchwright_service.errors import ConfigurationError
-from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import metadata
+from batchwright_service.store.database.transactions import write_transaction
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 0x62617463

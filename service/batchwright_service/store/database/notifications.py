@@ -19,8 +19,8 @@ from sqlalchemy import Connection, Engine, TextClause, text
 
 from batchwright_service.domain.hardware import ANY_DEVICE
 from batchwright_service.errors import StoreUnavailableError
-from batchwright_service.store.database.engine import translate_errors, write_transaction
 from batchwright_service.store.database.lanes import waiting_kinds
+from batchwright_service.store.database.transactions import translate_errors, write_transaction
 
 _QUEUED = "queued "
 _CANCELLED = "cancelled "

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Engine, Row, and_, case, delete, func, insert
 
 from batchwright.client.documents.webhooks import LONGEST_ERROR, Delivery, DeliveryState, WebhookEvent, WebhookMessage
 from batchwright_service.errors import NotFoundError
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment, moment_or_none
 from batchwright_service.store.database.schema import (
     is_dead,
@@ -20,6 +19,7 @@ from batchwright_service.store.database.schema import (
     webhook_deliveries,
     webhooks,
 )
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 
 _row = webhook_deliveries.c
 _BATCH_SIZE = 500

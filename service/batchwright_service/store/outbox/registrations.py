@@ -12,9 +12,9 @@ from batchwright.client.documents.webhooks import DeliveryState, Webhook, Webhoo
 from batchwright_service.domain.callers import COMMAND_LINE, Caller
 from batchwright_service.errors import ConflictError, NotFoundError
 from batchwright_service.store.database.audit_log import record
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.mapping import moment, moment_or_none
 from batchwright_service.store.database.schema import is_dead, is_pending, now_ms, webhook_deliveries, webhooks
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 
 _hook = webhooks.c
 _delivery = webhook_deliveries.c

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from batchwright_service.store.database.engine import read_transaction
 from batchwright_service.store.database.schema import work_items
+from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import Beat
 from tests.service.store.database.test_lanes import H100, card
 from tests.support.factories import CPU

@@ -17,7 +17,7 @@ from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.errors import ClaimsCrowdedError
 from batchwright_service.store.database.claim_admission import TICKETS, admitted
 from batchwright_service.store.database.claim_statements import lock_claims
-from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import Beat
 from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases

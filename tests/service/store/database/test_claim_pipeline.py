@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, event, text
 from batchwright.client.documents.states import State
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.database.claim_statements import lock_claims
-from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
+from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import Claim
 from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases

@@ -19,10 +19,10 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright.schemas.requests import Named
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.list_search import page_statement, sort_value
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.schema import recommendations, work_items
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import (
     Binding,
     Ending,

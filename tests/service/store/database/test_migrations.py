@@ -12,9 +12,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from batchwright_service.errors import ConfigurationError
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.migrations import versions
 from batchwright_service.store.database.schema import metadata
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.store import open_store
 from tests.support.service.stores import engine_at
 

@@ -15,9 +15,9 @@ from sqlalchemy import Column, select, text, update
 from batchwright.client.documents.states import State
 from batchwright.schemas.requests import TuningRequest
 from batchwright_service.errors import StoreBrokenError
-from batchwright_service.store.database.engine import open_engine, write_transaction
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.schema import probes, recommendations, work_items, workers
+from batchwright_service.store.database.transactions import open_engine, write_transaction
 from batchwright_service.store.models import Beat
 from batchwright_service.store.store import Store, open_store
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms

@@ -15,10 +15,10 @@ from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.store.database.claim_statements import CLAIM_AT_ONCE, Claimer, lock_claims
-from batchwright_service.store.database.engine import open_engine, read_transaction, write_transaction
 from batchwright_service.store.database.lanes import lanes_of
 from batchwright_service.store.database.migrate import upgrade
 from batchwright_service.store.database.schema import now_ms, work_items, workers
+from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import Beat, Lease
 from batchwright_service.store.store import Store
 from tests.support.service.postgres import Databases

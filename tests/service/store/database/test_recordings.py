@@ -14,7 +14,6 @@ from batchwright.client.documents.work import EventKind, JobRequest
 from batchwright.schemas.requests import TuningRequest
 from batchwright_service.domain.conditions import Conditions
 from batchwright_service.errors import NewerDocumentError
-from batchwright_service.store.database.engine import read_transaction, write_transaction
 from batchwright_service.store.database.schema import (
     StoredDocument,
     events,
@@ -25,6 +24,7 @@ from batchwright_service.store.database.schema import (
     work_items,
     workers,
 )
+from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import AuditFilter, RecommendationFilter
 from batchwright_service.store.store import Store, open_store
 from tests.support.service.asking import problem_in

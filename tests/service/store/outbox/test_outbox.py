@@ -25,8 +25,8 @@ from batchwright.schemas.requests import Named
 from batchwright_service.domain.callers import Caller
 from batchwright_service.errors import ConflictError, NotFoundError, StaleLeaseError
 from batchwright_service.problem_mapping import make_problem
-from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import webhook_deliveries
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.models import AuditFilter, Ending
 from batchwright_service.store.outbox.deliveries import MOST_TOGETHER, Backlog, DueDelivery, LeasedDelivery
 from batchwright_service.store.store import Store

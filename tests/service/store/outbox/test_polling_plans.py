@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import event, insert, select, text
 
 from batchwright.client.documents.webhooks import DeliveryState, WebhookEvent, WebhookSubmission
-from batchwright_service.store.database.engine import write_transaction
 from batchwright_service.store.database.schema import now_ms, webhook_deliveries
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.outbox.deliveries import MOST_TOGETHER
 from batchwright_service.store.store import Store
 from tests.support.service.stores import LEASE_SECONDS, NewId

@@ -22,7 +22,7 @@ from batchwright.client.documents.workers import (
     QueueEntry,
     Summary,
 )
-from batchwright.client.protocol import Call, DocumentT, path_of
+from batchwright.client.http_messages import Call, DocumentT, path_of
 from batchwright.client.resources.jobs import AsyncJobs
 from batchwright.client.resources.tunings import AsyncRecommendations, AsyncTunings
 from batchwright.client.resources.webhooks import AsyncWebhooks

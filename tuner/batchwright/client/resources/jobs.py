@@ -15,7 +15,7 @@ from batchwright.client.documents.work import (
     JobSubmission,
     JobSummary,
 )
-from batchwright.client.protocol import Call, creation_call, path_of
+from batchwright.client.http_messages import Call, creation_call, path_of
 from batchwright.client.resources.work import AsyncWork
 from batchwright.client.sdk_documents import Job
 from batchwright.schemas.recommendation import Recommendation

@@ -20,7 +20,7 @@ from batchwright.client.documents.work import (
     TuningSummary,
 )
 from batchwright.client.errors import TuningFailedError
-from batchwright.client.protocol import Call, creation_call, path_of
+from batchwright.client.http_messages import Call, creation_call, path_of
 from batchwright.client.resources.work import AsyncWork, search_query
 from batchwright.client.sdk_documents import Tuning
 from batchwright.exports.base import Export, ExportFormat, ExportOptions

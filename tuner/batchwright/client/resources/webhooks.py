@@ -17,7 +17,7 @@ from batchwright.client.documents.webhooks import (
     WebhookSubmission,
     WebhookWithSecret,
 )
-from batchwright.client.protocol import Call, path_of
+from batchwright.client.http_messages import Call, path_of
 
 _WEBHOOKS = "/v1/webhooks"
 

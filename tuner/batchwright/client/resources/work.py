@@ -10,7 +10,7 @@ from batchwright.client.core import PAGE_SIZE, Core, FollowedT, Resource
 from batchwright.client.documents.bulk import MOST_IDS, BulkAction, BulkResult, BulkSubmission
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import Event, Page, RowT
-from batchwright.client.protocol import Call, path_of
+from batchwright.client.http_messages import Call, path_of
 
 
 def search_query(

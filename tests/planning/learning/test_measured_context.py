@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchwright.planning.learning.context import expect_measured_context
+from batchwright.planning.learning.measured_context import expect_measured_context
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.requests import TuningRequest
 from tests.support.factories import CUDA, gpt_spec, residual
