@@ -238,7 +238,8 @@ def test_errors_are_json_on_request(tmp_path: Path) -> None:
         (("--memory-limit", "9" * 400), 2, "8GiB"),
         (("--output", "."), 2, "--output: is a folder"),
         (("--output", f"{__file__}/answer.json"), 2, f"--output: cannot be written: {__file__} is not a folder"),
-        (("--output", "/proc/nowhere/answer.json"), 2, "--output: cannot be written: no such file or directory: /proc"),
+        (("--output", "/proc/answer.json"), 2, "--output: cannot be written: no such file or directory"),
+        (("--output", "/proc/nowhere/answer.json"), 2, "--output: the folder /proc/nowhere does not exist"),
         (("--output", "a" * 300 + ".json"), 2, "--output: cannot be written: file name too long"),
         (("--memory-limit", "9000GiB", "--device", "cpu"), 2, "--memory-limit: is above the"),
         (("--world-size", "16", "--device", "cpu"), 2, "without a sample"),
@@ -653,8 +654,8 @@ def test_a_recommendation_that_cannot_be_written_is_still_printed(
 
 
 def test_trying_an_output_leaves_nothing(spec_file: Path, tmp_path: Path) -> None:
-    """Neither a file nor the folders above it, when the command then ends for another reason."""
-    output = tmp_path / "new" / "deep" / "answer.json"
+    """No file, when the command then ends for another reason."""
+    output = tmp_path / "answer.json"
     tuned = called("tune", spec_file, "--effective-batch-size", "8", "--device", "cuda:7", "-o", output)
     assert tuned.returncode == 5
-    assert not (tmp_path / "new").exists()
+    assert not output.exists()

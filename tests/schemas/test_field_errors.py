@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,8 +16,9 @@ from pydantic_core._pydantic_core import list_all_errors
 import batchwright
 import batchwright_service
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.schemas.base import Document, parse_document
+from batchwright.schemas.base import Document, load_document, parse_document
 from batchwright.schemas.field_errors import MESSAGES, PATTERN_MESSAGES, described, problems_in, reworded
+from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
 from batchwright.units import TypedSize
@@ -281,3 +283,18 @@ def test_a_single_choice_is_no_list() -> None:
     """`must be 'only'`."""
     with pytest.raises(SpecError, match="kind: must be 'only' "):
         parse_document(Choice, {"kind": "other"}, "choice")
+
+
+def test_a_document_of_another_kind_is_called_that() -> None:
+    """A spec in the place of a recommendation has one problem, and not one for each field of either."""
+    data = {"model": {"kind": "python", "target": "a:b"}, "batch": {}, "optimizer": {"name": "sgd"}}
+    with pytest.raises(SpecError, match="is another kind of document: it has model, batch, optimizer") as raised:
+        parse_document(Recommendation, data, "recommendation spec.yaml")
+    assert len(raised.value.problems) == 1
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    """It has no field at fault."""
+    (tmp_path / "spec.yaml").write_text("\n")
+    with pytest.raises(SpecError, match=r"spec\.yaml: is empty"):
+        load_document(WorkloadSpec, tmp_path / "spec.yaml", "spec")

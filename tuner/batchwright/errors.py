@@ -51,9 +51,9 @@ class FieldProblem:
     value: str = ""
 
     def __str__(self) -> str:
-        """``model.layers: must be at least 1 (got 0)``."""
+        """``model.layers: must be at least 1 (got 0)``; the message alone if it is of no single field."""
         got = f" (got {self.value})" if self.value else ""
-        return f"{self.field}: {self.message}{got}"
+        return f"{self.field}: {self.message}{got}" if self.field else f"{self.message}{got}"
 
 
 class SpecError(BatchwrightError):

@@ -148,7 +148,7 @@ def naming_options(**typed: object) -> Iterator[None]:
 def _naming_option(problem: FieldProblem) -> FieldProblem:
     """Replace the field of a problem by the option."""
     if problem.field == "(document)":
-        return FieldProblem("options", with_options(problem.message), problem.value)
+        return FieldProblem("", with_options(problem.message), problem.value)
     if problem.field in _OPTIONS:
         return FieldProblem(_OPTIONS[problem.field], with_options(problem.message), problem.value)
     name, dot, rest = problem.field.partition(".")
@@ -160,6 +160,8 @@ def check_file(path: Path) -> None:
     _check(path.is_dir, "--output", path)
     if path.is_dir():
         raise wrong_argument("--output", "is a folder: name a file in it", path)
+    if not path.parent.exists():
+        raise wrong_argument("--output", f"the folder {path.parent} does not exist: make it first", path)
     _check(lambda: check_writable(path), "--output", path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -115,11 +116,24 @@ class TakesCommand(TyperCommand):
             index = args.index(_SEPARATOR)
             ctx.meta[_KEY] = tuple(args[index + 1 :])
             args = args[:index]
+        elif (begin := _begin_of_command(args)) is not None:
+            command = shlex.join(args[begin:])
+            raise wrong_argument("COMMAND", f"comes after `--`: batchwright ... -- {command}", args[begin])
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """The pieces of the usage line, with the command at the end."""
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+def _begin_of_command(args: Sequence[str]) -> int | None:
+    """Where a command begins that has no ``--`` before it: at a program, or at a script, with arguments."""
+    for index, word in enumerate(args[:-1]):
+        is_value = index > 0 and args[index - 1].startswith("-")
+        is_program = shutil.which(word) is not None and not Path(word).is_file()  # a spec may be named like a program
+        if not is_value and not word.startswith("-") and (word.endswith(".py") or is_program):
+            return index
+    return None
 
 
 def own_arguments(arguments: Sequence[str]) -> Sequence[str]:

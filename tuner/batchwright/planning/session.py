@@ -263,7 +263,7 @@ class TuningSession:
             if last.is_device_error:
                 raise DeviceError(last.message)
             error = TuningFailedError(verdict.reason, verdict.message)
-            if last.traceback:
+            if last.traceback and " ".join(last.traceback.split()) not in " ".join(verdict.message.split()):
                 error.add_note(last.traceback)
             raise error
         return verdict

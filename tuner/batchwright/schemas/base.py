@@ -196,6 +196,10 @@ STORABLE = BeforeValidator(_checked_json)
 DocumentT = TypeVar("DocumentT", bound=Document)
 
 
+_FIELDS_OF_ANOTHER = 3
+"""Fields, not one of which is known, from which on a document is taken for one of another kind."""
+
+
 def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:
     """Validate ``data`` as a ``kind``.
 
@@ -205,6 +209,10 @@ def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
+        if isinstance(data, dict) and len(data) >= _FIELDS_OF_ANOTHER and not data.keys() & kind.model_fields.keys():
+            known, found = (", ".join([*names][:_FIELDS_OF_ANOTHER]) for names in (kind.model_fields, data))
+            message = f"is another kind of document: it has {found}, ... and not one field of this kind ({known}, ...)"
+            raise SpecError([FieldProblem("(document)", message)], name) from None
         raise SpecError(problems_in(error, data, kind), name) from None
 
 
@@ -230,6 +238,8 @@ def read_data(path: Path, name: str) -> Any:  # noqa: ANN401 - any content; vali
     except UnicodeDecodeError as error:
         raise _unreadable(path, name, f"cannot be read: byte {error.start} is not UTF-8") from None
     try:
+        if not text.strip():
+            raise _unreadable(path, name, "is empty")
         return json.loads(text) if path.suffix == ".json" else _yaml(text)
     except RecursionError:
         raise _unreadable(path, name, "is nested too deeply") from None
