@@ -133,7 +133,7 @@ def class_homonyms(found: Iterable[Path]) -> dict[str, set[str]]:
     """The names that classes of several modules share, with the modules, by their paths in the package's folder."""
     places = defaultdict(set)
     for module in (module for package in found for module in modules(package)):
-        for name in re.findall(r"^ *class (\w+)\b.*:$", module.read_text(), re.MULTILINE):
+        for name in re.findall(r"^ *class (\w+)[(:]", module.read_text(), re.MULTILINE):
             places[name].add(f"{module.parent.name}.{module.stem}")
     return {name: where for name, where in places.items() if len(where) > 1}
 
