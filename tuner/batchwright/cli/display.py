@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -110,6 +110,8 @@ def probe_table(probes: Sequence[ProbeResult]) -> Table:
     return table
 
 
+_MANY_VARIABLES = 3
+"""Variables beside the first from which on only their number is shown."""
 _SHORTEST_PART = 0.1
 """Seconds of the shortest part of a tuning that is named."""
 _CHANGES = {
@@ -142,9 +144,10 @@ def table_of(*names: str, left: Container[str] = ()) -> Table:
     return table
 
 
-def recommendation_panel(found: Recommendation) -> Panel:
-    """Build the panel of a recommendation."""
-    return panel_of(_facts(found), _title(found), "green" if found.feasible else "red")
+def recommendation_panel(found: Recommendation, next_steps: str = "") -> Panel:
+    """Build the panel of a recommendation, which ends with what to do next."""
+    facts = _facts(found) + ([("next", next_steps)] if next_steps and found.feasible else [])
+    return panel_of(facts, _title(found), "green" if found.feasible else "red")
 
 
 def _title(found: Recommendation) -> str:
@@ -184,9 +187,16 @@ def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
     times = found.timings
     facts.append(("took", f"{counted(times.probes, 'probe')}, {times.out_of_memory_probes} OOM, {_seconds_of(times)}"))
     if found.environment:
-        facts.append(("run with", " ".join(f"{name}={value}" for name, value in found.environment.items())))
+        facts.append(("run with", _variables_in_words(found.environment)))
     facts += [("warning", f"{advice.code}: {advice.message}") for advice in found.warnings]
     return facts
+
+
+def _variables_in_words(environment: Mapping[str, str]) -> str:
+    """The variables that a run has to have; of many the first, since exports and jobs set them all."""
+    first, *others = (f"{name}={value}" for name, value in environment.items())
+    many = len(others) >= _MANY_VARIABLES
+    return f"{first} and {len(others)} more variables, as exports set them" if many else " ".join([first, *others])
 
 
 def _seconds_of(times: Timings) -> str:

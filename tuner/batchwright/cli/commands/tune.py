@@ -59,7 +59,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     with naming_options(memory_limit_bytes=tuning.memory_limit):
         found, code = tuned(request, stored)
     found = found.model_copy(update=dict(names))
-    print_result(found, as_document=json, text=recommendation_panel(found))
+    print_result(found, as_document=json, text=recommendation_panel(found, _next_steps(spec, output)))
     if output is not None:
         try:
             write_atomically(output, found.model_dump_json(indent=2))
@@ -67,6 +67,16 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
             print_error(f"--output: {unwritable(output, error)}; the recommendation is on standard output")
             raise typer.Exit(ExitCode.WRONG_INPUT) from None
     raise typer.Exit(code)
+
+
+def _next_steps(spec: Path | None, output: Path | None) -> str:
+    """Name the commands that take the recommendation; without a file, the option that writes one."""
+    if output is None:
+        return "keep the recommendation with `-o FILE`; `train` and `export` take it"
+    train = output if spec is None else f"{spec} --recommendation {output}"
+    return (
+        f"batchwright train {train}\nbatchwright export {output} --format pytorch (or another: `batchwright formats`)"
+    )
 
 
 def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> tuple[Recommendation, ExitCode]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from batchwright.cli.commands.tune import _next_steps
+from batchwright.cli.display import recommendation_panel
 from batchwright.cli.main import app
+from tests.support.factories import recommendation
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -41,3 +47,24 @@ def test_options_of_tune_are_in_groups() -> None:
     assert titles[1:3] == ["What to tune:", "Device and memory:"]
     assert titles[-1] == "Other options:"
     assert shown.split("Other options:")[1].split() == ["--help", "Show", "this", "message", "and", "exit."]
+
+
+@pytest.mark.parametrize(
+    ("spec", "output", "expected"),
+    [
+        (
+            "spec.yaml",
+            "found.json",
+            "batchwright train spec.yaml --recommendation found.json\nbatchwright export found.json",
+        ),
+        (None, "found.json", "batchwright train found.json\nbatchwright export found.json"),
+        ("spec.yaml", None, "keep the recommendation with `-o FILE`"),
+    ],
+)
+def test_the_panel_ends_with_what_to_do_next(spec: str | None, output: str | None, expected: str) -> None:
+    """Commands with the files that the user typed."""
+    steps = _next_steps(spec and Path(spec), output and Path(output))
+    assert steps.startswith(expected)
+    shown = StringIO()
+    Console(file=shown, width=200).print(recommendation_panel(recommendation(), steps))
+    assert shown.getvalue().splitlines()[-2].strip("│ ").endswith(steps.splitlines()[-1])
