@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -171,7 +172,10 @@ def test_tune_then_train_then_resume(whole_path: tuple[Path, list[subprocess.Com
     assert found.gain is not None
     assert (found.gain.baseline.effective_batch_size, found.gain.memory_source) == (32, "measured")
     assert found.gain.speedup is not None
-    assert tuned.stderr.count("probe ") == len(found.evidence.probes)
+    steps, *probes = re.split(r"^probe ", tuned.stderr, flags=re.MULTILINE)
+    assert len(probes) == len(found.evidence.probes)
+    assert all(re.search(r"\d s\b", probe) for probe in probes)
+    assert "checking the spec and estimating its memory ..." in steps.splitlines()
     first, second = (json.loads(run.stdout) for run in runs)
     assert (first["outcome"], first["updates"], first["resumed_from"]) == ("SUCCEEDED", 2, None)
     assert (second["outcome"], second["updates"], second["resumed_from"]) == ("SUCCEEDED", 3, 2)
@@ -531,7 +535,7 @@ def test_an_interrupt_while_tuning_leaves_no_process(
         command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        first = process.stderr.readline()
+        first = next(line for line in process.stderr if not line.endswith("...\n"))
         process.send_signal(number)
         process.communicate(timeout=120)
     assert first.startswith("probe ")

@@ -64,7 +64,7 @@ def _remark(probe: ProbeResult) -> str:
 class ProbeBoard:
     """Live table of the probes of a tuning, with the current activity.
 
-    Without a terminal, a line per probe is printed instead.
+    Without a terminal, a line per probe is printed instead, and one for each step before the first probe.
     """
 
     def __init__(self, console: Console) -> None:
@@ -87,13 +87,17 @@ class ProbeBoard:
 
     def set_activity(self, activity: str) -> None:
         """Set the shown current activity."""
+        is_new = activity.partition(":")[0] != self._activity.partition(":")[0]  # not the progress of a step
         self._activity = activity
+        if is_new and not self._console.is_terminal and not self._probes:
+            self._console.print(f"{activity} ...", soft_wrap=True)
 
     def add(self, probe: ProbeResult) -> None:
         """Add a probe that has ended."""
         self._probes.append(probe)
         if not self._console.is_terminal:
-            cells = (str(cell) for cell in probe_row(probe))
+            size, outcome, peak, seconds, remark = map(str, probe_row(probe))
+            cells = (size, outcome, peak, f"{seconds} s", remark)
             self._console.print("probe " + "  ".join(cell for cell in cells if cell), soft_wrap=True)
 
     def _render(self) -> RenderableType:
