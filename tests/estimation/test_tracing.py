@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import grouped_mm
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig
 
 from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from batchwright.estimation import attention_kernels
@@ -31,7 +31,7 @@ from batchwright.estimation.tracing.shape_cache import ShapeCache
 from batchwright.estimation.tracing.sized_workload import SizedWorkload, _scaled
 from batchwright.estimation.tracing.torch_internals import FakeTensorMode
 from batchwright.schemas.dataset.preference_spec import PreferenceSpec
-from batchwright.schemas.estimates import Estimate, EstimateRequest, Verdict
+from batchwright.schemas.estimates import Estimate, EstimateRequest, Loop, Verdict
 from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.workload import WorkloadSpec
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
@@ -473,6 +473,19 @@ def test_a_compiled_model_is_traced_as_it_is_written() -> None:
         found = trace(spec, 2, accumulates=True)
         assert found.notes == (COMPILED_NOTE,)
         assert (found.sizes, found.events) == (plain.sizes, plain.events)
+
+
+@pytest.mark.parametrize("loop", ["hugging-face", "lightning", "plain"])
+def test_the_updates_of_other_loops_are_traced(loop: Loop) -> None:
+    """The first step allocates the optimizer's state; Lightning keeps gradients, and a plain loop keeps logits."""
+    taken = trace(KINDS["llama"], 4, accumulates=True, loop=loop)
+    parameters = held_bytes(taken, "first-update", Category.PARAMETERS)
+    assert held_bytes(taken, "first-update", Category.OPTIMIZER_STATE) == 0
+    assert held_bytes(taken, "end", Category.OPTIMIZER_STATE) == pytest.approx(2 * parameters, rel=0.01)
+    kept = held_bytes(taken, "end") - held_bytes(taken, "end", Category.OPTIMIZER_STATE) - parameters
+    logits = 4 * 16 * LlamaConfig().vocab_size * 2
+    least = {"hugging-face": 0, "lightning": 0.99 * parameters, "plain": logits}[loop]
+    assert least <= kept <= least + 0.02 * logits
 
 
 ENDS = torch.tensor([3, 5, 8], dtype=torch.int32)

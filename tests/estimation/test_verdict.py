@@ -25,7 +25,7 @@ from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import VARIABLE
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakBreakdown, PeakEstimate, Verdict
 from batchwright.schemas.gpus import WorkspaceFile, WorkspaceTable
-from tests.support.factories import mlp_spec
+from tests.support.factories import mlp_spec, transformers_spec
 
 MIB = 1024**2
 GIB = 1024**3
@@ -430,6 +430,26 @@ def test_the_interval_grows_with_what_is_not_known(
     """The interval is 5 % below and 7 % above, and wider for the CPU's kernels, notes, and inexact sizes."""
     request = request_for("H100-80GB", spec=mlp_spec(precision=precision), micro_batch_size=1)
     assert width(estimate(request, traced)) == expected
+
+
+def test_the_interval_of_another_loop_is_wider() -> None:
+    """By 2 % on both sides, with a note that names the loop; what is not traced of it is refused by name."""
+    found = estimate(request_for("H100-80GB", micro_batch_size=1, loop="plain"), workload())
+    assert width(found) == (0.07, 0.09)
+    assert any("training loop `plain`" in note for note in found.notes)
+    with pytest.raises(ValidationError, match=r"`loop` plain is estimated without `spec\.ema_decay`"):
+        request_for("H100-80GB", spec=mlp_spec(ema_decay=0.9), loop="plain")
+
+
+def test_a_base_in_bf16_is_told_from_the_usual_recipe_of_qlora() -> None:
+    """Which has norms and embeddings in fp32."""
+    adapter = {"kind": "lora", "quantization": {"kind": "nf4"}}
+    spec = transformers_spec(
+        "causal-lm", {"model_type": "llama"}, batch={"sequence_length": 8}, adapter=adapter, precision="bf16"
+    )
+    for precision, is_told in (("bf16", True), ("bf16-mixed", False)):
+        request = request_for("H100-80GB", spec=spec.model_copy(update={"precision": precision}))
+        assert any("precision: bf16-mixed" in note for note in estimate(request, workload()).notes) is is_told
 
 
 def convolutional(fewer: int, more: int) -> Traced:

@@ -70,7 +70,13 @@ def _trace(cases: list[dict[str, Any]], path: Path) -> None:
     prepared = []
     for case in cases:
         profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
-        runs = TracedRuns(parse_spec(case["spec"]), shim=shim, processes=3 if "forked" in case else 1, shapes=shapes)
+        runs = TracedRuns(
+            parse_spec(case["spec"]),
+            shim=shim,
+            processes=3 if "forked" in case else 1,
+            shapes=shapes,
+            loop=case.get("loop", "batchwright"),
+        )
         runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
         assert len(runs._runs) == case.get("forked", 0), case["name"]
         prepared.append((case, profile, runs))

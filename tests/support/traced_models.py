@@ -165,7 +165,7 @@ class Flexible(Tokens):
     def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
         """Attends between the logits, without gradients, which the CPU does not have."""
         heads = model(batch)[:, None].detach()
-        return {"loss": (cast("Tensor", flex_attention(heads, heads, heads)).sum(), len(batch))}
+        return {"loss": (flex_attention(heads, heads, heads).sum(), len(batch))}
 
 
 class Slow(Tokens):
@@ -276,7 +276,8 @@ class DiffusionBlock(nn.Module):
         states = self.norms[0](patches) * (1 + scale) + shift
         patches = patches + gate * self.attention(states, states, states, need_weights=False)[0]
         shifted: Tensor = self.norms[1](patches) * (1 + scale_2) + shift_2
-        return patches + gate_2 * self.layers(shifted)
+        result: Tensor = patches + gate_2 * self.layers(shifted)
+        return result
 
 
 class Diffusion(Tokens):

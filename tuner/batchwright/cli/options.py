@@ -81,6 +81,10 @@ Allocator = Annotated[
         help="Setting of torch's allocator: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."
     ),
 ]
+Loop = Annotated[
+    estimates.Loop,
+    typer.Option(help="Training loop that will run the plan, and whose memory is estimated."),
+]
 Engine = Annotated[
     estimates.Engine,
     typer.Option(

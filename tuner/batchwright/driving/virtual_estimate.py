@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from batchwright.device_traits import CUDA_ALLOCATOR_VARIABLES
 from batchwright.driving.loop import Step, TuningHooks, drive
-from batchwright.errors import TuningFailedError, VirtualGpuError
+from batchwright.errors import FieldProblem, SpecError, TuningFailedError, VirtualGpuError
 from batchwright.estimation.verdict import outside_bytes, plan_to_list, shortfall_bytes, unknown_estimate, usable_bytes
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.planning.accumulation import share_per_rank
@@ -72,11 +72,15 @@ def estimate_on_virtual_cards(request: EstimateRequest, report: Report = lambda 
         VirtualGpuError: when torch's CUDA build or a compiler is missing, or the figures of a card are not known.
         EstimateError: when a GPU is not known.
         PlanError: when the effective batch leaves a rank without samples, or its plan would be too long.
-        SpecError: when a field of the spec is invalid in a way that only building the model shows.
+        SpecError: when another loop is requested, or a field of the spec is invalid in a way that only building the
+            model shows.
         TuningFailedError: when the workload fails on the cards of all GPUs.
         ProbeError: when the probing machinery failed.
     """
     began = time.monotonic()
+    if request.loop != "batchwright":
+        message = "is traced alone, and the engine `virtual` runs Batchwright's loop: leave one of the two out"
+        raise SpecError([FieldProblem("loop", message, request.loop)])
     gpus = [find_gpu(name) for name in request.gpus]
     _require_figures(gpus)
     report("preparing virtual cards, which compiles their libraries once")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from batchwright.schemas.base import Document, PositiveInt
+from batchwright.schemas.estimates import Loop
 from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.plans import Plan, PlanSummary
 from batchwright.schemas.recommendation import Advice, Recommendation
@@ -50,6 +51,9 @@ class Export(Document):
     """Identifier of the exported recommendation."""
     verification: str
     """Sentence on how to verify a run that trains with the export."""
+    loop: Loop | None = None
+    """Training loop of the target, as `loop` of an estimate names it: other loops than `batchwright` need other memory
+    than the recommendation has measured. None for launchers, and for frameworks whose loop no estimate knows."""
     files: Annotated[tuple[ExportedFile, ...], Field(min_length=1)]
     """Files to write, the main file first."""
     command: tuple[str, ...] = ()
@@ -171,6 +175,8 @@ class Target:
     """Frameworks: settings of the file that the arguments do not include; empty when they include all."""
     takes: frozenset[str] = frozenset()
     """Options that the target uses, besides `allow_inexact` and `arguments_of`."""
+    loop: Loop | None = None
+    """Frameworks: the training loop, as estimates name it."""
     checked: str
     """Verification of exports: `loaded by transformers`, `validated against the published schema` ..."""
 

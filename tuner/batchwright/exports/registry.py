@@ -102,6 +102,7 @@ def export(
         target_version=context.version,
         recommendation_id=recommendation.id,
         verification=how_to_verify(context),
+        loop=target.loop,
         files=written.files,
         command=written.command,
         environment={**recommendation.environment, **written.environment},

@@ -17,6 +17,10 @@ from batchwright.schemas.workload import WorkloadSpec
 _SHOWN_LENGTH = 60
 
 
+Loop = Literal["batchwright", "hugging-face", "lightning", "plain"]
+"""The training loop whose memory is estimated: see ``EstimateRequest.loop``."""
+
+
 class EstimateRequest(Document):
     """Estimate the memory of a workload on GPUs, and the plan that would fit."""
 
@@ -33,6 +37,10 @@ class EstimateRequest(Document):
     """Share of a card's memory to leave free."""
     allocator: Literal["default", "expandable-segments"] = "default"
     """Setting of torch's caching allocator: `expandable-segments` is `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
+    loop: Loop = "batchwright"
+    """Training loop that will run the plan: `batchwright` (`train`, and `GradientAccumulation` in your own loop),
+    `hugging-face` (transformers' `Trainer`), `lightning`, or `plain` (the loop of tutorials, which keeps the outputs
+    of the model)."""
     timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 120.0
     """Time limit of tracing."""
 
@@ -44,6 +52,19 @@ class EstimateRequest(Document):
             names = ", ".join(repr(name[:_SHOWN_LENGTH]) for name in repeated)
             raise ValueError(f"{names} named more than once: name each GPU once, since its estimate would be the same")
         return gpus
+
+    @model_validator(mode="after")
+    def _other_loops_have_what_is_traced(self) -> Self:
+        spec = self.spec
+        missing = {
+            "parallelism": spec.parallelism.world_size > 1,
+            "preference": spec.preference is not None,
+            "ema_decay": spec.ema_decay is not None,
+            "label_smoothing": spec.label_smoothing > 0.0,
+        }
+        for name in (name for name, is_asked in missing.items() if is_asked and self.loop != "batchwright"):
+            raise ValueError(f"`loop` {self.loop} is estimated without `spec.{name}`: leave one of the two out")
+        return self
 
     @model_validator(mode="after")
     def _micro_batch_is_within_share(self) -> Self:

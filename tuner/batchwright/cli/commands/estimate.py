@@ -30,6 +30,7 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
     world_size: options.WorldSize = None,
     memory_margin: options.MemoryMargin = 0.03,
     allocator: options.Allocator = "default",
+    loop: options.Loop = "batchwright",
     engine: options.Engine = "trace",
     timeout: options.EstimateTimeout = 120.0,
     json: options.Json = False,
@@ -53,6 +54,7 @@ def estimate(  # noqa: PLR0913 - a command's options are its arguments
         effective_batch_size=effective_batch_size,
         memory_margin=memory_margin,
         allocator=allocator,
+        loop=loop,
         timeout_seconds=timeout,
     )
     found = _estimated(request, engine)

@@ -123,15 +123,15 @@ def operators_whole_on_cuda() -> set[str]:
 
 
 @cache
-def complete_cuda_kernels() -> torch.library.Library:
+def complete_cuda_kernels() -> Any:  # noqa: ANN401 - torch.library.Library, which has no types
     """Register the missing CUDA kernels of ``operators_whole_on_cuda`` in this process, which keeps the result.
 
     Without a kernel, torch decomposes such an operator before a dispatch mode sees it, and the trace has temporaries
     and activations that no card allocates. Fake tensors never reach the kernels: the dispatch mode handles them.
     """
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in sorted(operators_whole_on_cuda() - set(operators_with_kernel("CUDA"))):
-        library.impl(name.removeprefix("aten::"), _not_computed, "CUDA")
+        library.impl(name.removeprefix("aten::"), _not_computed, "CUDA")  # type: ignore[no-untyped-call]
     return library
 
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from batchwright.estimation.trace import Category
 from batchwright.estimation.tracing.dispatch_mode import Tracer
 from batchwright.training.micro_batches.splitting import MicroBatch, tensors_of
-from batchwright.training.update_engine import UpdateEngine
+from batchwright.training.update_engine import OtherLoop, UpdateEngine
 
 
 def label_accumulated_gradients(model: nn.Module, tracer: Tracer) -> None:
@@ -54,14 +54,14 @@ def record_batches(micro_batches: list[MicroBatch], tracer: Tracer) -> None:
                 tracer.recorder.allocate(storage.nbytes(), Category.ACTIVATIONS)
 
 
-def label_live_blocks(tracer: Tracer, engine: UpdateEngine) -> None:
+def label_live_blocks(tracer: Tracer, engine: UpdateEngine | OtherLoop) -> None:
     """Set the categories of the blocks that are live at the end."""
     recorder = tracer.recorder
     persistent = [
         (Category.PARAMETERS, [*engine.model.parameters(), *engine.model.buffers()]),
         (Category.OPTIMIZER_STATE, [value for state in engine.optimizer.state.values() for value in state.values()]),
         (Category.OPTIMIZER_STATE, engine.averages),
-        (Category.GRADIENTS, engine.accumulation.gradients.buffers),
+        (Category.GRADIENTS, engine.accumulation.gradients.buffers if isinstance(engine, UpdateEngine) else []),
     ]
     for category, tensors in persistent:
         for tensor in tensors:

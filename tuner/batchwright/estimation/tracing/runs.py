@@ -13,6 +13,7 @@ import torch
 from batchwright.estimation.cuda_shim import Shim
 from batchwright.estimation.tracing.session import TracedRun, begin_trace
 from batchwright.estimation.tracing.shape_cache import ShapeCache
+from batchwright.schemas.estimates import Loop
 from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.fork_map import run_in_forks
@@ -34,6 +35,7 @@ class TracedRuns:
             has run no backward pass: autograd starts threads for its devices, which do not exist in a forked process.
         warm_up: as in ``batchwright.estimation.tracing.session.trace``.
         shards: as in ``batchwright.estimation.tracing.session.trace``.
+        loop: as in ``batchwright.estimation.tracing.session.trace``.
     """
 
     def __init__(  # noqa: PLR0913 - the parameters that all runs share
@@ -45,10 +47,11 @@ class TracedRuns:
         processes: int = 1,
         warm_up: bool = True,
         shards: bool = True,
+        loop: Loop = "batchwright",
     ) -> None:
         self._processes = processes
         self._begin = partial(
-            begin_trace, spec, shim=shim, shapes=shapes or ShapeCache(), warm_up=warm_up, shards=shards
+            begin_trace, spec, shim=shim, shapes=shapes or ShapeCache(), warm_up=warm_up, shards=shards, loop=loop
         )
         self._runs: dict[RunKey, TracedRun] = {}
         self._prepared: set[RunKey] = set()

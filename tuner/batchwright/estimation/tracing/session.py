@@ -49,12 +49,13 @@ from batchwright.estimation.tracing.torch_internals import (
     fsdp_param,
     fsdp_param_group,
 )
+from batchwright.schemas.estimates import Loop
 from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.fsdp import shard
 from batchwright.training.micro_batches.splitting import sliced
-from batchwright.training.update_engine import UpdateEngine
+from batchwright.training.update_engine import OtherLoop, UpdateEngine
 from batchwright.workloads.build import build_workload, count_parameters
 
 _CUDNN_NOTE = "what cuDNN holds in recurrent layers was measured on an H100: cuDNN does not document it"
@@ -93,6 +94,7 @@ def trace(  # noqa: PLR0913 - the parameters that all traces of one workload sha
     shapes: ShapeCache | None = None,
     warm_up: bool = True,
     shards: bool = True,
+    loop: Loop = "batchwright",
 ) -> Trace:
     """Trace the blocks that building the workload and running its updates allocate.
 
@@ -105,14 +107,17 @@ def trace(  # noqa: PLR0913 - the parameters that all traces of one workload sha
             optimizer are those of the GPU.
         shapes: a cache of operators' result shapes, shared by the traces of a process.
         warm_up: whether an update precedes the measured one, as in a probe. It is a copy of the measured update, less
-            the memory that libraries keep.
+            the memory that libraries keep. Two updates of another loop are traced, since their first step differs.
         shards: whether each rank of an ``fsdp`` workload holds its shard, or the whole model, as in a probe.
+        loop: the training loop that makes the updates.
 
     Raises:
         SpecError, WorkloadError: when the workload cannot be built.
         EstimateError: when the workload cannot be traced.
     """
-    with begin_trace(spec, profile=profile, shim=shim, shapes=shapes, warm_up=warm_up, shards=shards) as common:
+    with begin_trace(
+        spec, profile=profile, shim=shim, shapes=shapes, warm_up=warm_up, shards=shards, loop=loop
+    ) as common:
         return common.trace_updates(micro_batch_size, accumulates=accumulates).trace
 
 
@@ -134,6 +139,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     shapes: ShapeCache | None = None,
     warm_up: bool = True,
     shards: bool = True,
+    loop: Loop = "batchwright",
 ) -> Iterator[UpdateTrace]:
     """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
     spec = _with_defaults(spec, "cpu" if profile is None else "cuda")
@@ -147,7 +153,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
     emulation = nullcontext if profile is None else partial(_emulated_cuda, profile, shim, tracer)
     with _fake_process_group(ranks, tracer) if sharded else nullcontext():
-        yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up)
+        yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up, loop=loop)
 
 
 class UpdateTrace:
@@ -160,6 +166,7 @@ class UpdateTrace:
         emulation: a context in which queries of CUDA are emulated.
         sharded: whether each rank holds its shard.
         warms_up: whether an update precedes the measured one.
+        loop: the training loop that makes the updates.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a trace
@@ -171,6 +178,7 @@ class UpdateTrace:
         *,
         sharded: bool,
         warms_up: bool,
+        loop: Loop,
     ) -> None:
         self._spec = spec
         self._device = device
@@ -185,6 +193,10 @@ class UpdateTrace:
             if sharded:
                 shard(model, device, spec.parallelism.world_size)
             label_accumulated_gradients(model, tracer)
+            self._engine: UpdateEngine | OtherLoop
+            if loop != "batchwright":
+                self._engine = OtherLoop(loop, spec, self._workload, model, device)
+                return
             self._engine = UpdateEngine(
                 spec,
                 self._workload,
@@ -220,8 +232,12 @@ class UpdateTrace:
         with self._tracing():
             if traits_of(self._device.type).counts_host_memory:
                 record_batches(micro_batches, tracer)
+            if isinstance(engine, OtherLoop):
+                tracer.begin_section("first-update")
+                engine.update(micro_batches)
             tracer.begin_section("measured-update")
-            if engine.update(micro_batches).skipped:
+            report = engine.update(micro_batches)
+            if report is not None and report.skipped:
                 raise EstimateError(
                     "the batches of make_batch() have no weight (no token or sample counts in the loss)"
                 )
@@ -230,7 +246,8 @@ class UpdateTrace:
             label_live_blocks(tracer, engine)
         parameters = count_parameters(engine.model)
         found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
-        return TracedRun(found.with_warm_up_update() if self._warms_up else found, parameters)
+        copies = self._warms_up and isinstance(engine, UpdateEngine)
+        return TracedRun(found.with_warm_up_update() if copies else found, parameters)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:

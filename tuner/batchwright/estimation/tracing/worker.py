@@ -105,7 +105,7 @@ def _trace_profiles(
     from batchwright.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - as above
     from batchwright.estimation.tracing.sized_workload import SizedWorkload, first_run_keys  # noqa: PLC0415 - as above
 
-    runs = TracedRuns(request.spec, shim=shim, processes=default_process_count())
+    runs = TracedRuns(request.spec, shim=shim, processes=default_process_count(), loop=request.loop)
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
     first = accumulates_at_first(request)
     runs.prepare(key for profile in distinct for key in first_run_keys(profile, accumulates=first))

@@ -166,6 +166,7 @@ TARGET = Target(
     name="accelerate",
     title="Accelerate configuration",
     kind="framework",
+    loop="plain",
     versions=("1.15",),
     repeats_one_size=True,
     takes=frozenset({"script", "processes_per_node"}),

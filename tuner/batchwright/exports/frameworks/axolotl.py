@@ -133,6 +133,7 @@ TARGET = Target(
     name="axolotl",
     title="axolotl",
     kind="framework",
+    loop="hugging-face",
     versions=("0.19",),
     repeats_one_size=True,
     write=_write,

@@ -140,6 +140,7 @@ TARGET = Target(
     name="hugging-face",
     title="Hugging Face TrainingArguments",
     kind="framework",
+    loop="hugging-face",
     versions=(NEWEST, FIVE, FOUR),
     repeats_one_size=True,
     takes=frozenset({"processes_per_node"}),

@@ -98,6 +98,7 @@ TARGET = Target(
     name="lightning",
     title="Lightning Trainer and DataModule",
     kind="framework",
+    loop="lightning",
     versions=("2.6",),
     repeats_one_size=True,
     takes=frozenset({"processes_per_node"}),

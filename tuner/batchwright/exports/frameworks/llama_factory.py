@@ -158,6 +158,7 @@ TARGET = Target(
     name="llama-factory",
     title="LLaMA-Factory",
     kind="framework",
+    loop="hugging-face",
     versions=("0.9", _V1),
     repeats_one_size=True,
     write=_write,

@@ -213,6 +213,7 @@ TARGET = Target(
     name="pytorch",
     title="Plain PyTorch script",
     kind="framework",
+    loop="batchwright",
     versions=("2.8",),
     repeats_one_size=False,
     takes=frozenset({"processes_per_node"}),

@@ -1,7 +1,8 @@
-"""An estimate does not depend on the build of torch that traces: those for the CPU and for CUDA trace the same."""
+"""What a trace tells: the same by torch's builds for the CPU and for CUDA, and what the loops of others take."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from batchwright.estimation.allocator.config import DEFAULT_SETTINGS
+from batchwright.estimation.allocator.replay import replay
 from batchwright.estimation.trace import Trace
 from batchwright.estimation.tracing.fake_device import operators_whole_on_cuda
 from batchwright.schemas.workload import WorkloadSpec
@@ -18,8 +21,11 @@ from tests.estimation.test_tracing import KINDS, LAYERS
 from tests.support.factories import python_spec, transformers_spec
 from tests.support.paths import ROOT
 from tests.support.traced import traced_on_cuda
+from tests.virtual_gpu.conftest import StartHost
 
-pytestmark = pytest.mark.virtual_gpu
+pytestmark = [pytest.mark.virtual_gpu, pytest.mark.usefixtures("tracing")]
+
+# --- builds of torch ---
 
 CPU_BUILD = ROOT / ".venv" / "bin" / "python"
 """Python with torch's build for the CPU, which `make install` makes."""
@@ -103,3 +109,87 @@ def test_the_table_of_torch_names_the_operators_that_are_whole_on_cuda() -> None
     """The operators for which this build, which is CUDA's, has both a kernel of CUDA and a composition."""
     both = set(operators_with_kernel("CUDA")) & set(operators_with_kernel("CompositeImplicitAutograd"))
     assert operators_whole_on_cuda() == both
+
+
+# --- training loops ---
+
+MIB = 1024**2
+SIZE = 4
+LOOPS = ("hugging-face", "lightning", "plain")
+WIDE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1376}
+SPECS: dict[str, tuple[WorkloadSpec, int]] = {
+    "gpt2": (
+        transformers_spec(
+            "causal-lm",
+            {"model_type": "gpt2", "n_layer": 4},
+            batch={"sequence_length": 512},
+            precision="bf16-mixed",
+            gradient_clipping=1.0,
+            optimizer={"name": "adamw", "implementation": "foreach"},
+        ),
+        2,
+    ),
+    "llama, adapted and checkpointed": (
+        transformers_spec(
+            "causal-lm",
+            {"model_type": "llama", **WIDE, "vocab_size": 32000},
+            batch={"sequence_length": 512},
+            precision="bf16-mixed",
+            activation_checkpointing=True,
+            adapter={"kind": "lora", "target_modules": "all-linear"},
+            optimizer={"name": "adamw", "implementation": "foreach"},
+        ),
+        1,
+    ),
+    "bert": (
+        transformers_spec(
+            "sequence-classification",
+            {"model_type": "bert", **WIDE},
+            batch={"sequence_length": 256},
+            optimizer={"name": "adamw", "implementation": "foreach"},
+        ),
+        3,
+    ),
+}
+"""Workloads with the micro-batches of an update."""
+
+
+@pytest.fixture(scope="module")
+def estimated(tracing: None) -> dict[str, tuple[int, int]]:
+    """The allocated and reserved bytes of each workload in each loop."""
+    del tracing
+    cases: list[dict[str, Any]] = [
+        {
+            "name": f"{name} by {loop}",
+            "spec": spec.model_dump(mode="json"),
+            "sizes": [SIZE],
+            "accumulates": micro_batches > 1,
+            "compute_capability": [8, 6],
+            "loop": loop,
+        }
+        for name, (spec, micro_batches) in SPECS.items()
+        for loop in (*LOOPS, "batchwright")
+    ]
+    found = {}
+    for case, (trace,) in traced_on_cuda(cases).items():
+        replayed = replay(trace.events, trace.sizes, DEFAULT_SETTINGS)
+        found[case] = (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes)
+    return found
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_takes_what_was_estimated(
+    loop: str, name: str, estimated: dict[str, tuple[int, int]], start_host: StartHost
+) -> None:
+    """Allocated bytes to a part in a thousand, reserved bytes to a few segments of 2 MiB."""
+    if loop == "lightning" and importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed beside torch's CUDA build")
+    spec, micro_batches = SPECS[name]
+    host = start_host("A10G")
+    ended = host.run("-m", "tests.virtual_gpu.loop_program", loop, host.written(spec), str(SIZE), str(micro_batches))
+    assert ended.returncode == 0, ended.stderr
+    peaks = json.loads(ended.stdout.splitlines()[-1])
+    allocated, reserved = estimated[f"{name} by {loop}"]
+    assert allocated == pytest.approx(peaks["allocated_bytes"], rel=1e-3)
+    assert reserved == pytest.approx(peaks["reserved_bytes"], abs=8 * MIB)
