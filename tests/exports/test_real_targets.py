@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
+from batchwright.device_traits import traits_of
 from batchwright.exports.base import Export, ExportOptions
 from batchwright.exports.registry import export
-from batchwright.hardware.allocator_env import allocator_environment
 from batchwright.schemas.recommendation import Recommendation
 from tests.support.exports.plans import plan
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec
@@ -37,7 +37,7 @@ Counted = list[list[list[int]]]
 
 def on_cpu(effective_batch_size: int, world_size: int = 1, **changes: Any) -> Recommendation:
     """The recommendation of a small MLP, micro-batches of at most 4 on the CPU."""
-    environment = allocator_environment("cpu", {})
+    environment = traits_of("cpu").environment_from({})
     spec = mlp_spec(**changes)
     return plan(effective_batch_size, world_size, 4, spec, device=CPU, environment=environment)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from batchwright.device_traits import job_environment, traits_of
 from batchwright.driving.loop import drive
 from batchwright.errors import DeviceError, EstimateTimedOutError, PlanError, SearchError, SpecError, TuningFailedError
-from batchwright.hardware.allocator_env import allocator_environment, job_environment
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import Recommendation
@@ -365,7 +365,7 @@ def test_versions_and_environment_are_part_of_the_fingerprint() -> None:
 
 def test_on_the_cpu_mkl_gives_its_buffers_back() -> None:
     """MKL's buffers depend on the make of the CPU; the setting is part of the fingerprint and of the job."""
-    environment = allocator_environment("cpu", {})
+    environment = traits_of("cpu").environment_from({})
     assert environment["MKL_DISABLE_FAST_MM"] == "1"
     without = {name: value for name, value in environment.items() if name != "MKL_DISABLE_FAST_MM"}
     assert tuning(BASE, environment=environment).fingerprint != tuning(BASE, environment=without).fingerprint

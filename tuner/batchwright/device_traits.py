@@ -8,7 +8,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -73,6 +73,11 @@ class DeviceTraits:
     has_foreach: bool = False
     """True if torch's optimizers choose their implementation `foreach` by default."""
 
+    def environment_from(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of probes and jobs, with the user's settings of the allocator in ``environment``."""
+        own = {name: environment[name] for name in self.allocator_variables if name in environment}
+        return {**self.environment, **own}
+
 
 _TRAITS: Mapping[str, DeviceTraits] = MappingProxyType(
     {
@@ -104,3 +109,21 @@ def kind_of_id(device_id: str) -> DeviceKind:
 def traits_of(device: str) -> DeviceTraits:
     """Return the traits of a device, by its kind (``cuda``) or its id (``cuda:0``)."""
     return _TRAITS.get(device.partition(":")[0], _OTHER)
+
+
+def job_environment(recommended: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` with the variables of the probes, and without other allocator settings."""
+    kept = {name: value for name, value in environment.items() if name not in CUDA_ALLOCATOR_VARIABLES}
+    return {**kept, **recommended}
+
+
+def visible_devices(devices: Sequence[str], outside: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes some GPUs the only ones of a process, numbered in this order.
+
+    Args:
+        devices: ids such as ``cuda:2``, as numbered by this process.
+        outside: the environment of this process, which may see a part of the host's GPUs itself.
+    """
+    seen = [part.strip() for part in outside.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    numbers = [int(device.partition(":")[2]) for device in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[number] if number < len(seen) else str(number) for number in numbers)}

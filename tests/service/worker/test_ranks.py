@@ -14,7 +14,7 @@ import pytest
 
 from batchwright.client import ApiError, Client
 from batchwright.client.documents.states import State
-from batchwright.hardware.allocator_env import visible_devices
+from batchwright.device_traits import visible_devices
 from batchwright.hardware.matching import kind_of
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingProgress, TrainingResult

@@ -22,8 +22,8 @@ from batchwright.commands.job_outcomes import EndedJob, result_of_job
 from batchwright.commands.job_progress import JobReports
 from batchwright.commands.launching import FreshCommand, Launch
 from batchwright.commands.templates import Figures, RenderedCommand, check_command, render
+from batchwright.device_traits import job_environment
 from batchwright.errors import TrainingError
-from batchwright.hardware.allocator_env import job_environment
 from batchwright.hardware.failures import oom_texts
 from batchwright.hardware.inventory import find_device
 from batchwright.planning.proofs.counted_plans import whole_updates

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from batchwright.commands.command_probe import CommandProbe
-from batchwright.commands.environment import environment_of_commands
 from batchwright.commands.fork_servers import CommandForkServer, NotForkedError
 from batchwright.commands.launching import FreshCommand, Launcher, may_serve
 from batchwright.commands.outcomes import result_of
 from batchwright.commands.templates import check_command, find_program
 from batchwright.errors import ProbeError
-from batchwright.hardware.allocator_env import allocator_environment
 from batchwright.hardware.crashes import run_explaining_crashes
 from batchwright.schemas.command import CommandModel, CommandSpec
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
@@ -53,7 +51,7 @@ class CommandSupervisor:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""
-        return environment_of_commands(self.device.kind, allocator_environment(self.device.kind, os.environ))
+        return {**self.device.traits.environment_from(os.environ), **self.device.traits.command_environment}
 
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Check that the command can be started.

@@ -9,19 +9,13 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
-from batchwright.device_traits import DeviceKind, traits_of
-from batchwright.hardware.allocator_env import allocator_environment, visible_devices
+from batchwright.device_traits import DeviceKind, traits_of, visible_devices
 from batchwright.hardware.inventory import devices
 from batchwright.schemas.results import DeviceInfo
 from batchwright.system import startup
 from batchwright.system.processes import propagated_environment
 
 _FOLDER_VARIABLE = "BATCHWRIGHT_PROBE_FOLDER"
-
-
-def environment_of_commands(kind: DeviceKind, environment: Mapping[str, str]) -> dict[str, str]:
-    """Add to the variables of all probes on a kind of device those of commands."""
-    return {**environment, **traits_of(kind).command_environment}
 
 
 def probe_environment(
@@ -39,7 +33,8 @@ def probe_environment(
     inherited = {
         **os.environ,
         **propagated_environment(),
-        **environment_of_commands(kind, allocator_environment(kind, os.environ)),
+        **traits_of(kind).environment_from(os.environ),
+        **traits_of(kind).command_environment,
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled_code),
         "TMPDIR": str(folder / "tmp"),
     }

@@ -20,6 +20,6 @@ Where to add:
 - a part of a spec: its warning in ``spec_advice``, and the targets that write it or list the warning;
 - an option of exports: `ExportOptions` in ``base``, and `takes` of each target that writes it.
 
-The package may import ``planning``, ``hardware.gpu_lookup``, ``hardware.allocator_env`` and ``schemas``; never torch,
+The package may import ``planning``, ``hardware.gpu_lookup``, ``schemas`` and ``device_traits``; never torch,
 and never a framework. Importing the package itself imports nothing: the SDK takes only the documents of ``base``.
 """

@@ -12,8 +12,8 @@ From the request to the device:
    and the CPU through the kernel. ``memory_in_use`` says how much of one is in use now.
 2. ``gpu_lookup`` finds a GPU by any of its names, and ``gpu_table`` reads the figures of each, with their sources,
    from `gpus.toml`. ``workspace_tables`` reads `workspaces.json`: what cuDNN took on cards that were measured.
-3. ``allocator_env`` takes the environment variables under which a probe and its job allocate memory from
-   ``batchwright.device_traits``, which has what differs between kinds of devices.
+3. ``batchwright.device_traits`` has what differs between kinds of devices, and so the environment variables under which
+   a probe and its job allocate memory.
 4. ``memory_devices`` opens a device in the process that uses it, sets its limit, and reads its peaks.
    ``uncomputed_kernels`` counts what a virtual card did not compute.
 

@@ -19,7 +19,6 @@ from batchwright.errors import (
     ProbeError,
 )
 from batchwright.estimation.client import MEMORY_BYTES
-from batchwright.hardware.allocator_env import allocator_environment
 from batchwright.hardware.crashes import run_explaining_crashes
 from batchwright.probing.background_estimate import BackgroundEstimate
 from batchwright.probing.data_reader import DataReader
@@ -95,7 +94,7 @@ class ProbeSupervisor:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""
-        return allocator_environment(self.device.kind, os.environ)
+        return self.device.traits.environment_from(os.environ)
 
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Build the workload without allocating its tensors.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchwright.client.documents.workers import ServedDevice
-from batchwright.commands.environment import environment_of_commands
 from batchwright.planning.accumulation import share_per_rank
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
@@ -33,8 +32,8 @@ def mark_slot(directory: Path, slot: str) -> None:
 
 def probe_environment(request: TuningRequest, served: ServedDevice) -> dict[str, str]:
     """Return the environment variables of the probes of a request on a device."""
-    environment = served.environment
-    return environment if request.command is None else environment_of_commands(served.device.kind, environment)
+    further = {} if request.command is None else served.device.traits.command_environment
+    return {**served.environment, **further}
 
 
 def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Sequence[AnnouncedDevice]) -> None:

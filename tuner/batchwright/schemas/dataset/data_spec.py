@@ -6,6 +6,7 @@ import glob
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
+from typing_extensions import override
 
 from batchwright.schemas.base import Document, PositiveInt
 
@@ -39,7 +40,13 @@ class PathRead(NamedTuple):
         return self.field not in {"tokenizer", "chat_template"}
 
 
-class TextData(Document):
+class _Data(Document):
+    def paths_read(self) -> list[PathRead]:
+        """Every path that a run reads; of the workload's own data only its code knows them."""
+        return []
+
+
+class TextData(_Data):
     """Files read as one stream of tokens, cut into samples of the worst-case sequence length."""
 
     kind: Literal["text"]
@@ -50,12 +57,12 @@ class TextData(Document):
     """`bytes`: token ids 0 to 255 are the UTF-8 bytes of the text. Or the path of a Hugging Face `tokenizer.json`, or
     `pretrained` for that of `model.pretrained`."""
 
+    @override
     def paths_read(self) -> list[PathRead]:
-        """Every path that a run reads."""
         return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer)]
 
 
-class RecordsData(Document):
+class RecordsData(_Data):
     """Rows of local files, each a sample; for causal, masked and seq2seq language models, and classifiers of texts.
 
     A text is cut at `batch.sequence_length` tokens, those that the tokenizer adds included; shorter ones are padded on
@@ -120,13 +127,13 @@ class RecordsData(Document):
         """True if rows have completions to learn, or conversations with some."""
         return self.completion_field is not None or self.messages_field is not None
 
+    @override
     def paths_read(self) -> list[PathRead]:
-        """Every path that a run reads."""
         template = [] if self.chat_template is None else [_file("chat_template", self.chat_template)]
         return [*_each("paths", self.paths), *_tokenizer_read(self.tokenizer), *template]
 
 
-class ImagesData(Document):
+class ImagesData(_Data):
     """Images in one folder per class, for image classification.
 
     Each image is resized to the model's image size, without keeping proportions, converted to the model's channels,
@@ -139,12 +146,12 @@ class ImagesData(Document):
     """Folder with one folder per class, numbered as the names of `records` are. A relative path starts at the working
     directory."""
 
+    @override
     def paths_read(self) -> list[PathRead]:
-        """Every path that a run reads."""
         return [PathRead("path", self.path, f"{glob.escape(self.path)}/*/*")]
 
 
-class ArraysData(Document):
+class ArraysData(_Data):
     """Arrays in a file, with the samples along the first dimension of each.
 
     They must be shaped like a batch of the model. Floating-point arrays are read as 32-bit numbers, integer arrays as
@@ -165,12 +172,12 @@ class ArraysData(Document):
             raise ValueError("must be a `.npz` or `.safetensors` file")
         return path
 
+    @override
     def paths_read(self) -> list[PathRead]:
-        """Every path that a run reads."""
         return [_file("path", self.path)]
 
 
-class SyntheticData(Document):
+class SyntheticData(_Data):
     """Random samples of the worst-case shape: for a dry run of the whole path."""
 
     kind: Literal["synthetic"]
@@ -178,20 +185,12 @@ class SyntheticData(Document):
     samples: PositiveInt = 1024
     """Number of different samples."""
 
-    def paths_read(self) -> list[PathRead]:
-        """Return no path: nothing is read."""
-        return []
 
-
-class WorkloadData(Document):
+class WorkloadData(_Data):
     """Data that the workload's own `dataset()` returns. For `python` models."""
 
     kind: Literal["workload"]
     """Selects this kind of data."""
-
-    def paths_read(self) -> list[PathRead]:
-        """Return no path: only the workload's code knows the files."""
-        return []
 
 
 def _each(field: str, paths: tuple[str, ...]) -> list[PathRead]:

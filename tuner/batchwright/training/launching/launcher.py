@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from batchwright.device_traits import job_environment, visible_devices
 from batchwright.errors import CheckpointError, PeerError, TrainingError
-from batchwright.hardware.allocator_env import job_environment, visible_devices
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, SystemTrouble, TrainingProgress, TrainingResult
