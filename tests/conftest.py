@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from importlib import metadata
 from itertools import count
@@ -59,6 +60,10 @@ _REQUIREMENTS = {
 """By marker: the check, the reason of a skipped test, and what the last lines say."""
 
 
+MANY_MODULES = 100
+"""Modules whose import by a test makes one more collection cheaper than the later ones that would look through them."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage during the import of the tests, a third of its time, and never look through it again."""
@@ -72,12 +77,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """After a module never look again through what its tests have imported, which each later collection would."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Never look again through what a module or a test has imported, which each later collection would."""
+    known = len(sys.modules)
     try:
         return (yield)
     finally:
-        if nextitem is not None and nextitem.path != item.path:
+        imported = len(sys.modules) - known
+        if nextitem is not None and (nextitem.path != item.path or imported > MANY_MODULES):
             gc.collect()
             gc.freeze()
 
