@@ -74,10 +74,10 @@ def test_the_plan_is_that_of_the_command_line(heavy: Recommendation, tmp_path: P
 
 def test_a_spec_is_tuned_as_by_the_command_line() -> None:
     """``tune`` takes a spec, and sizes as text."""
-    ours = batchwright.tune(SPEC, SAMPLES, memory_limit=MEMORY_LIMIT, device="cpu", progress=False)
+    ours = batchwright.tune(SPEC, 4, memory_limit=MEMORY_LIMIT, device="cpu", progress=False)
     assert ours.request.memory_limit_bytes == parse_bytes(MEMORY_LIMIT)
     assert ours.plan is not None
-    assert sum(map(sum, ours.plan.micro_batch_sizes)) == SAMPLES
+    assert sum(map(sum, ours.plan.micro_batch_sizes)) == 4
 
 
 def test_a_closure_over_a_local_class(heavy: Recommendation) -> None:
@@ -441,7 +441,7 @@ def test_a_training_function_gets_the_recommendation_once() -> None:
     updates_of_calls: list[int] = []
 
     @batchwright.with_batch_size(
-        Scaled, make_batch, loss, effective_batch_size=SAMPLES, memory_limit=MEMORY_LIMIT, device="cpu", progress=False
+        Scaled, make_batch, loss, effective_batch_size=1, device="cpu", memory_limit=MEMORY_LIMIT, progress=False
     )
     def train(recommendation: Recommendation, updates: int) -> str:
         updates_of_calls.append(updates)

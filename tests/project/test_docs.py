@@ -51,18 +51,24 @@ MOST_NOT_RUN = 18
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A served service with one recommendation; gives its address."""
+    """A served service; gives its address."""
     data_dir = str(tmp_path_factory.mktemp("service"))
     with spoken(["-m", "batchwright", "serve", "--port", "0"], LISTENS, {"BATCHWRIGHT_DATA_DIR": data_dir}) as served:
-        with Client(served.url) as client:
-            client.tunings.wait(client.tunings.submit(tuning_request(mlp_spec(), max_micro_batch_size=4)).id)
         yield served.url
+
+
+@pytest.fixture(scope="module")
+def service_with_recommendation(service: str) -> str:
+    """The service after one tuning."""
+    with Client(service) as client:
+        client.tunings.wait(client.tunings.submit(tuning_request(mlp_spec(), max_micro_batch_size=4)).id)
+    return service
 
 
 @pytest.mark.parametrize("page", RUN)
 def test_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Its commands and programs, from top to bottom in an empty folder, print what it shows."""
-    reader = Reader(tmp_path, lambda: str(request.getfixturevalue("service")))
+    reader = Reader(tmp_path, lambda: str(request.getfixturevalue("service_with_recommendation")))
     for block in blocks_of(PAGES[page]):
         if block.reason is None:
             reader.assert_works(block)

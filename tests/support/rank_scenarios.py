@@ -5,6 +5,7 @@ Every scenario is a function of the ranks that returns the values that the tests
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -540,4 +541,5 @@ def train(folder: Path, specs: Mapping[str, WorkloadSpec], updates: int) -> None
         trainer.save_weights()
         if trainer.evaluation is not None and not ranks.rank:
             (paths.directory / "evaluation.json").write_text(trainer.evaluation.summary().model_dump_json())
+        gc.freeze()  # the libraries that a run imports, which each collection of the next runs would look through
     ranks.close()
