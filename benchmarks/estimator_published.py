@@ -28,7 +28,7 @@ from reporting import let_probes_import, print_head, print_row
 
 from batchwright.estimation.pool import EstimatePool
 from batchwright.hardware.gpu_lookup import find_gpu
-from batchwright.schemas.estimates import EstimateRequest, PeakEstimate
+from batchwright.schemas.estimates import EstimateRequest, Loop, PeakEstimate
 from batchwright.schemas.workload import parse_spec
 
 MIB = 1024**2
@@ -53,7 +53,7 @@ SOURCES = {
     "pytorch-memory-optim": (
         "https://github.com/rasbt/pytorch-memory-optim/blob/main/logs.md: torch 2.1.0.dev20230623+cu118, torchvision, "
         "Lightning Fabric 2.1; an A100 (https://sebastianraschka.com/blog/2023/pytorch-memory-optimization.html). "
-        "Gradients are freed between forward and backward pass, and the model is rebuilt so. Two rows that accumulate "
+        "Gradients are freed between forward and backward pass, as in Lightning's loop. Two rows that accumulate "
         "gradients in bf16 are left out, since sums are kept in fp32 here."
     ),
     "LLMs-from-scratch": (
@@ -89,6 +89,7 @@ class Published:
         model: as in a spec.
         settings: the other fields of the spec.
         accumulates: whether gradients stay while the next micro-batch runs.
+        loop: the training loop of the source.
     """
 
     source: str
@@ -101,6 +102,7 @@ class Published:
     model: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     accumulates: bool = False
+    loop: Loop = "batchwright"
 
 
 def _target(name: str, **arguments: object) -> dict[str, Any]:
@@ -147,6 +149,7 @@ def _pytorch_memory_optim() -> Iterator[Published]:
             size=size,
             model=_target("vit_large"),
             settings={"precision": precision, "optimizer": {"name": "adam"}},
+            loop="lightning",
         )
 
 
@@ -168,6 +171,7 @@ def _llms_from_scratch() -> Iterator[Published]:
             size=8,
             model=_target("gpt", **options),
             settings={"precision": precision, "optimizer": {"name": "adamw", "implementation": implementation}},
+            loop="plain",
         )
 
 
@@ -188,6 +192,7 @@ def _gpumemnet() -> Iterator[Published]:
                 size=size,
                 model=_target(target),
                 settings={"optimizer": {"name": "adam"}},
+                loop="lightning",
             )
 
 
@@ -228,6 +233,7 @@ def _optimum_benchmark() -> Iterator[Published]:
             size=2,
             model={"kind": "transformers", "task": task, "config": config},
             settings={"batch": batch, "gradient_clipping": 1.0},
+            loop="hugging-face",
         )
 
 
@@ -292,6 +298,7 @@ def estimated(case: Published, pool: EstimatePool) -> PeakEstimate:
         micro_batch_size=case.size,
         effective_batch_size=None if case.accumulates else case.size,
         memory_margin=0.0,
+        loop=case.loop,
         timeout_seconds=_TIMEOUT_SECONDS,
     )
     peak = pool.estimate(request).gpus[0].peak

@@ -488,6 +488,12 @@ def test_the_updates_of_other_loops_are_traced(loop: Loop) -> None:
     assert least <= kept <= least + 0.02 * logits
 
 
+def test_other_loops_convert_the_inputs_of_a_model_in_bf16() -> None:
+    """As those who train such a model must."""
+    spec = python_spec("tests.support.traced_models:layered", layer="GELU").model_copy(update={"precision": "bf16"})
+    assert held_bytes(trace(spec, 4, accumulates=True, loop="lightning"), "end", Category.GRADIENTS) > 0
+
+
 ENDS = torch.tensor([3, 5, 8], dtype=torch.int32)
 """Ends of three groups of 3, 2 and 3 rows."""
 GROUPED = {

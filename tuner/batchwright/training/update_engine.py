@@ -151,6 +151,7 @@ class OtherLoop:
         self.optimizer = build_optimizer(spec.optimizer, model) if own is None else own(self._trained)
         self._scaler = loss_scaler(spec, device)
         self._loop, self._spec, self._workload, self._device = loop, spec, workload, device
+        self._floating = torch.bfloat16 if spec.precision == "bf16" else None
         self._outputs: object = None
         if loop == "hugging-face" and isinstance(spec.model, TransformersModel):
             model.config.use_cache = False  # type: ignore[union-attr] # a config of transformers
@@ -158,7 +159,7 @@ class OtherLoop:
     def update(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Make one optimizer update over ``micro_batches``."""
         for number, micro_batch in enumerate(micro_batches):
-            loss = self._loss(to_device(micro_batch.batch, self._device))
+            loss = self._loss(to_device(micro_batch.batch, self._device, self._floating))
             if self._loop == "lightning" and not number:
                 self.optimizer.zero_grad()
             self._scaler.scale(loss / len(micro_batches)).backward()  # type: ignore[no-untyped-call]
