@@ -150,7 +150,7 @@ def test_a_uniform_plan_takes_no_further_probe() -> None:
     found = finish(new_tuning(64), device(50))
     assert (found.largest_micro_batch_size, plan_of(found).micro_batch_sizes) == (50, ((32, 32),))
     assert (plan_runs(found), len(searched(found))) == ([], len(found.evidence.probes))
-    statement = "An update in micro-batches of 50 + 50 fits, and the plan repeats one of smaller size, 32."
+    statement = "Verified by a larger run: 50 + 50 fits, and the plan uses 32 + 32."
     assert found.evidence.plan_proof == statement
 
 
@@ -159,7 +159,7 @@ def test_a_plan_of_two_sizes_is_run_itself() -> None:
     found = finish(new_tuning(100), device(46))
     assert plan_runs(found) == [((34, 33, 33), Outcome.FIT)]
     assert found.evidence.probes[-1].micro_batch_sizes == plan_of(found).micro_batch_sizes[0]
-    assert found.evidence.plan_proof == ("The plan itself was run: an update in micro-batches of 34 + 33 + 33 fits.")
+    assert found.evidence.plan_proof == "Verified by running the plan itself (34 + 33 + 33)."
     assert str(probe_row(found.evidence.probes[-1])[-1]) == "the plan: 34 + 33 + 33"
     console = Console(width=120, file=StringIO())
     with console.capture() as captured:
@@ -172,7 +172,7 @@ def test_many_micro_batches_are_run_by_two_of_each_size() -> None:
     """1,000 samples at most 46 at a time are 22 micro-batches, of which four are run."""
     found = finish(new_tuning(1000), device(46))
     assert plan_runs(found) == [((46, 46, 45, 45), Outcome.FIT)]
-    assert "46 + 46 + 45 + 45, which stand for its 22, fits" in found.evidence.plan_proof
+    assert "4 of the plan's 22 micro-batches (46 + 46 + 45 + 45)" in found.evidence.plan_proof
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_plan_that_runs_out_of_memory_is_followed_by_the_next_smaller_one() ->
     assert (found.evidence.proof.fits, found.largest_micro_batch_size) == (46, 31)
     assert found.evidence.plan_proof == (
         "The plan in micro-batches of 46 + 45 was run and ran out of memory (OOM at 46). "
-        "The plan itself was run: an update in micro-batches of 31 + 30 + 30 fits."
+        "Verified by running the plan itself (31 + 30 + 30)."
     )
     assert found.choice == "The 2-step plan (46 + 45) ran out of memory, so the plan has 3 steps of 31 at most."
     assert found.headroom is not None
@@ -267,7 +267,7 @@ def test_a_smaller_plan_of_one_size_needs_no_run() -> None:
     assert plan_runs(found) == [((35, 35, 34), Outcome.OOM)]
     assert plan_of(found).micro_batch_sizes == ((26,) * 4,)
     assert found.headroom is not None
-    assert "46 + 46 fits, and the plan repeats one of smaller size, 26" in found.evidence.plan_proof
+    assert "46 + 46 fits, and the plan uses 26 + 26" in found.evidence.plan_proof
 
 
 @many
@@ -369,7 +369,7 @@ def test_a_plan_that_takes_more_than_its_largest_size_is_not_recommended(supervi
     assert all(len(set(probe.micro_batch_sizes)) == 1 for probe in searched(found))
     assert plan_runs(found) == [((50, 49), Outcome.OOM)]
     assert plan_of(found).micro_batch_sizes == ((33, 33, 33),)
-    assert found.evidence.plan_proof.endswith("fits, and the plan repeats one of smaller size, 33.")
+    assert found.evidence.plan_proof.endswith("fits, and the plan uses 33 + 33.")
 
 
 def test_a_size_that_was_not_requested_is_refused_once_the_search_has_ended() -> None:

@@ -190,8 +190,8 @@ class JobCases(WorkCases[JobSubmission, Job]):
         item = self._item(job_id)
         if item.slot is not None and not self._is_on_this_host(item):
             raise NotOnThisHostError(
-                f"the folder of {job_id} is not on the host that responds; the job runs, or ran last, on {item.slot}. "
-                "With one BATCHWRIGHT_RUNS_DIR that all hosts share, every host responds"
+                f"the files of {job_id} are on {item.slot}, which this server cannot read: share one "
+                "BATCHWRIGHT_RUNS_DIR between hosts to see them here"
             )
 
     def _is_on_this_host(self, item: WorkItem) -> bool:

@@ -75,7 +75,7 @@ class Sender:
 
 
 def _beginning(response: httpcore.Response) -> bytes:
-    """Return the beginning of a response; a receiver that goes on after its status has the message all the same."""
+    """Return the beginning of a response. Delivery succeeded once the status arrived; the rest is ignored."""
     read = b""
     try:
         for chunk in response.iter_stream():

@@ -53,8 +53,7 @@ def test_one_probe_of_the_baseline_shows_what_is_gained() -> None:
     assert gain.baseline_peak_bytes == round(DEVICE.used(8, accumulates=True))
     assert gain.baseline.gradient_accumulation_steps == 64
     assert gain.statement == (
-        "Before 8 in 64 steps, now 47 in 11 steps: 1.82 times the samples per second (estimated), "
-        "99% of 1000.00 MiB used instead of 25%."
+        "64 x 8 -> 11 x 47: about 1.82x faster (estimated); memory use 25% -> 99% of 1000.00 MiB."
     )
 
 

@@ -328,7 +328,7 @@ def test_an_answer_of_no_weight_is_not_learned(tokenizer: Path, template: str) -
     assert learned_texts(data, tokenizer) == ["yes<|im_end|>"]
     assert data.samples[0]["input_ids"].tolist() == data.samples[1]["input_ids"].tolist()
     picture: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, CHAT[4]]
-    with pytest.raises(SpecError, match="is not read, which only has texts"):
+    with pytest.raises(SpecError, match="is not supported: only text parts are"):
         chat_data(tokenizer, template, [picture])
 
 

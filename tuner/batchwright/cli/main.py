@@ -29,8 +29,8 @@ _HELP = """Find the largest micro-batch that really fits, and the gradient accum
 batch you request.
 
 Exit codes: 0 done; 2 wrong input (spec, numbers, files, settings, a limit above the device's memory); 3 no micro-batch
-fits; 4 the tuning or the estimate failed (the workload's own error, a hang); 5 no such device, a limit that its context
-takes, or the host lacks disk space, processes or another resource; 6 the training failed; 130 interrupted;
+fits; 4 the tuning or the estimate failed (the workload's own error, a hang); 5 device not found, memory limit below the
+CUDA context, or the host is out of disk or processes; 6 the training failed; 130 interrupted;
 143 ended by SIGTERM; 1 an internal error of Batchwright.
 """
 

@@ -160,8 +160,8 @@ class TuningOptions:
         typer.Option(
             "--baseline",
             metavar="SIZE[xSTEPS]",
-            help="Micro-batch size that the training uses until now, with its accumulation steps if known, for example "
-            "`8` or `8x16`: one more probe measures it, and the result says what is gained.",
+            help="The micro-batch size you train with today, with its accumulation steps if known, for example `8` or "
+            "`8x16`: one more probe measures it, and the result says what you gain.",
         ),
     ] = None
     quick: Annotated[

@@ -286,7 +286,7 @@ def _ended_early(ended: EndedCommand) -> tuple[str, str]:  # noqa: PLR0911 - one
     if reports.waiting_passes:
         return "never-steps", (
             f"ended by itself after {reports.waiting_passes} backward passes without a step of a torch.optim.Optimizer:"
-            " an optimizer that is none cannot be counted"
+            " only subclasses of torch.optim.Optimizer are counted"
         )
     if any(process.idle_steps for process in reports.processes):
         return "no-backward", "ended by itself after optimizer steps without a backward pass: no training was seen"

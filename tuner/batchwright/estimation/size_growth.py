@@ -82,7 +82,7 @@ class PiecewiseLinear:
 
 @dataclass(frozen=True)
 class SumOfGrowths:
-    """The bytes of a block of two parts, of which a bound may limit one.
+    """Sum of a bounded and an unbounded part of a block.
 
     Attributes:
         bounded: bytes of the one part.

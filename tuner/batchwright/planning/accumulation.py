@@ -93,9 +93,9 @@ def probe_window(request: ProbeRequest) -> tuple[int, ...]:
 
 
 def plan_window(share: int, steps: int) -> tuple[int, ...]:
-    """The micro-batches that stand for those of ``balanced_split(share, steps)``, in the order of training.
+    """A short window with the same peak as the plan ``balanced_split(share, steps)``, in the order of training.
 
-    Two of each of its sizes, where there are as many: the second finds memory as any later one does.
+    At most two micro-batches of each size, since the third meets the same memory as the second.
     """
     size, larger = divmod(share, min(steps, share))
     counts = {size + 1: larger, size: min(steps, share) - larger}

@@ -201,9 +201,8 @@ def noise_scale(
 def _in_words(ratio: Ratio, updates: int, effective_batch_size: int) -> str:
     if not updates:
         return (
-            "The gradient noise scale could not be measured: it compares the micro-batches or the ranks of one update, "
-            "and no update had two with a finite gradient and weights that divide all loss terms alike. A tuning with "
-            "a smaller `max_micro_batch_size` plans several micro-batches"
+            "The gradient noise scale was not measured: that needs at least two micro-batches per update, with finite "
+            "gradients and weights that divide all loss terms alike. Tune with a smaller `max_micro_batch_size`"
         )
     if updates < FEWEST_UPDATES:
         return f"The gradient noise scale needs {FEWEST_UPDATES} measured updates; there are {updates}"

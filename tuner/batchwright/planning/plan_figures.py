@@ -19,7 +19,7 @@ _Point = tuple[float, float]
 
 
 def possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, repeats: bool = False) -> list[int]:
-    """The sizes of plans that no measurement contradicts, of those that divide the share where plans repeat one size.
+    """Candidate plan sizes not ruled out by a probe; with ``repeats``, only divisors of the rank's share.
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """

@@ -401,8 +401,8 @@ class _Bracket:
 _INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], str, str]] = {
     Outcome.TIMED_OUT: (
         "timeout",
-        "did not end within its time",
-        "Raise probe_timeout_seconds to try larger sizes.",
+        "was stopped",
+        "Raise `probe_timeout_seconds` to try larger sizes.",
     ),
     Outcome.ERROR: (
         "error",
@@ -428,8 +428,8 @@ _REMEDIES = {
     Outcome.ERROR: ("workload-error", "failed", ""),
     Outcome.TIMED_OUT: (
         "probe-timed-out",
-        "did not end within its time",
-        "Raise that limit (probe_timeout_seconds, loading_timeout_seconds) if it is slow; else see what it waits for.",
+        "was stopped",
+        "If it is slow, raise `probe_timeout_seconds`; otherwise check what it is waiting for.",
     ),
     Outcome.LOST: (
         "probe-lost",
@@ -447,9 +447,10 @@ def _may_depend_on_size(result: ProbeResult) -> bool:
 def _failure(result: ProbeResult) -> Failure:
     reason, event, remedy = _REMEDIES[result.outcome]
     remedy = remedy or _remedy_of_error(result)
-    message = ": ".join(part for part in (result.error_type, result.message) if part) or "it left no message"
-    where = f"in phase {result.phase} after {result.seconds.total:.0f} s"
-    return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {where}: {message}. {remedy}")
+    error_type = None if result.outcome is Outcome.TIMED_OUT else result.error_type  # the signal that stopped it
+    message = ": ".join(part for part in (error_type, result.message) if part) or "it left no message"
+    when = f"after {result.seconds.total:.0f} s"
+    return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {when}: {message}. {remedy}")
 
 
 def _remedy_of_error(result: ProbeResult) -> str:

@@ -67,6 +67,15 @@ def check_report_of_dead_process(ended: EndedTask, timeout_seconds: float) -> Ch
     return CheckReport(error=f"{ended.exit.cause} while building the model\n{ended.output}")
 
 
+_DOING = {
+    Phase.START: "starting",
+    Phase.BUILD: "building the model",
+    Phase.WARMUP: "warming up",
+    Phase.MEASURE: "running its measured update",
+    Phase.DONE: "ending",
+}
+
+
 def probe_result_of_dead_process(request: ProbeRequest, ended: EndedTask) -> ProbeResult:
     """Build the result of a probe whose process left none."""
     phase = ended.phases[-1][0] if ended.phases else Phase.START
@@ -88,7 +97,7 @@ def probe_result_of_dead_process(request: ProbeRequest, ended: EndedTask) -> Pro
 def _outcome_of_exit(request: ProbeRequest, ended: EndedTask, phase: Phase) -> tuple[Outcome, str]:
     """Return the outcome of a probe whose process left none, with the reason."""
     if ended.timed_out:
-        return Outcome.TIMED_OUT, f"did not end within {request.timeout_seconds:g} s; it was in phase {phase}"
+        return Outcome.TIMED_OUT, f"it was still {_DOING[phase]}, and its limit is {request.timeout_seconds:g} s"
     if ended.exit is None:
         return Outcome.LOST, f"the fork server ended during phase {phase}"
     match ended.exit.kind:

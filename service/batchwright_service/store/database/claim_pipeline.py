@@ -1,8 +1,7 @@
 """Claims of several devices in one round trip to PostgreSQL: the lock, each claim and the commit.
 
-Claimers in turn wait for the holder of the lock. With a round trip for each statement, they would wait for the client
-too, which may be slow to go on; sent together, they wait for the server alone. The server skips every statement after
-one that fails, the commit too.
+While a claimer holds the lock, every client round trip delays all others. Pipelining sends lock, claims and commit at
+once. The server skips every statement after one that fails, also the commit.
 """
 
 from __future__ import annotations

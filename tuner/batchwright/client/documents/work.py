@@ -214,8 +214,8 @@ class Job(JobSummary):
     recommendation: Recommendation
     """The recommendation that the job follows."""
     directory: str | None = None
-    """Folder of the run, with its log, progress, checkpoints and weights. None before the run begins, and where the
-    folder is not on the host that responds: see `slot`."""
+    """Folder of the run, with its log, progress, checkpoints and weights. None before the run begins, and if the
+    folder is on another host: see `slot`."""
     progress: RunProgress | None = None
     """The newest finished update; of a command, the updates since its last start."""
     result: TrainingResult | None = None

@@ -38,9 +38,10 @@ def gain_of(found: Recommendation) -> Gain | None:
     if speedup is not None:
         both_timed = before.is_timed and chosen.timed_updates > 1
         speed_source = _source(measured=both_timed and before.plan.exact)
-    memory = f"{peak / room.limit_bytes:.0%} of {format_bytes(room.limit_bytes)} used"
+    use = f"{peak / room.limit_bytes:.0%} of {format_bytes(room.limit_bytes)}"
     if peak_before is not None:
-        memory += f" instead of {peak_before / room.limit_bytes:.0%}{' (estimated)' if before.fit is None else ''}"
+        use = f"{peak_before / room.limit_bytes:.0%}{' (estimated)' if before.fit is None else ''} -> {use}"
+    memory = f"memory use {use}"
     return Gain(
         baseline=before.plan,
         baseline_fits=before.fits,
@@ -148,25 +149,25 @@ def _source(*, measured: bool) -> _Source:
 
 def _statement(before: _Before, chosen: Alternative, memory: str, speedup: float | None, source: _Source | None) -> str:
     plan = before.plan
-    was = _in_words(before.size, plan.gradient_accumulation_steps)
-    compared = f"Before {was}, now {_in_words(chosen.micro_batch_size, chosen.gradient_accumulation_steps)}"
+    compared = (
+        f"{plan.gradient_accumulation_steps} x {before.size} -> "
+        f"{chosen.gradient_accumulation_steps} x {chosen.micro_batch_size}"
+    )
     if before.fits is False:
         text = f"{compared}: the baseline's micro-batch of {before.size} does not fit into this limit"
     elif speedup is None:
-        text = f"{compared}: {memory}; no probe shows the time of the baseline"
+        text = f"{compared}: {memory}; the speed of the baseline was not measured"
     else:
-        rate = "as many" if abs(speedup - 1.0) < _ALIKE else f"{format_rate(speedup)} times the"
-        text = f"{compared}: {rate} samples per second ({source}), {memory}"
+        about = "about " if source == "estimated" else ""
+        rate = f"{about}{format_rate(speedup)}x {'faster' if speedup > 1.0 else 'the speed'}"
+        rate = "equally fast" if abs(speedup - 1.0) < _ALIKE else rate
+        text = f"{compared}: {rate} ({source}); {memory}"
     if plan.exact:
         return f"{text}."
     return (
         f"{text}. The baseline's effective batch is {plan.effective_batch_size}, not "
         f"{plan.requested_effective_batch_size}: samples are compared, not updates."
     )
-
-
-def _in_words(size: int, steps: int) -> str:
-    return f"{size} in {steps} step{'' if steps == 1 else 's'}"
 
 
 _ALIKE = 0.005

@@ -87,11 +87,12 @@ class PlanProof:
             return f"The plan was run as it will be trained: {self.fit.counted.statement}."
         if condensed(self.fit.micro_batch_sizes) == self.window:
             steps = steps_of(self.share, self.window[0])
-            stands = f", which stand for its {steps}," if steps > len(self.window) else ""
-            return f"The plan itself was run: an update in micro-batches of {window}{stands} fits."
-        ran, size = format_window(self.fit.micro_batch_sizes), self.window[0]
-        less = "equal" if size == self.fit.micro_batch_size else "smaller"
-        return f"An update in micro-batches of {ran} fits, and the plan repeats one of {less} size, {size}."
+            count = len(self.window)
+            run = f"{count} of the plan's {steps} micro-batches" if steps > count else "the plan itself"
+            return f"Verified by running {run} ({window})."
+        ran = format_window(self.fit.micro_batch_sizes)
+        kind = "another" if self.window[0] == self.fit.micro_batch_size else "a larger"
+        return f"Verified by {kind} run: {ran} fits, and the plan uses {window}."
 
 
 def format_window(sizes: Sequence[int]) -> str:

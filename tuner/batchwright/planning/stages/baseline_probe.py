@@ -1,4 +1,4 @@
-"""The third stage: probe the micro-batch size that the training uses until now. Pure, no torch."""
+"""The third stage: probe the micro-batch size that the user trains with today. Pure, no torch."""
 
 from __future__ import annotations
 

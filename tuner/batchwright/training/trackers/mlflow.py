@@ -20,7 +20,7 @@ from batchwright.training.trackers.run_id import read_run_id, write_run_id
 
 _EXPERIMENT = "batchwright"
 _MOST_UNWRITTEN = 1000
-"""Updates whose figures may wait for a slow server; then training waits."""
+"""Queue length before logging blocks training."""
 _STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED", RunOutcome.FAILED: "FAILED"}
 
 

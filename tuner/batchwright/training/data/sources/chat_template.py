@@ -105,7 +105,8 @@ class ChatTemplate:
                 return text, spans
             if len(spans) != len(answers):
                 message = f"the chat template marks {len(spans)} answers, and there are {len(answers)}"
-                raise ValueError(f"{message}: which of them are not to be learned cannot be told")
+                remedy = "remove `{% generation %}` or the weights"
+                raise ValueError(f"{message}, so `weight: 0` cannot be matched to an answer; {remedy}")
             return text, list(compress(spans, wanted))
         text = self.render(chat)
         found = (self._answer(text, chat, place) for place in compress(answers, wanted))
@@ -207,7 +208,7 @@ def _joined(parts: list[Any]) -> str:
     """The text of a content that is given in parts, as OpenAI's interface takes it."""
     for part in parts:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            raise ValueError(f"the part {part!r} of a message is not read, which only has texts")  # noqa: TRY004 - a wrong row
+            raise ValueError(f"message content part {part!r} is not supported: only text parts are")  # noqa: TRY004 - a wrong row
     return "".join(part["text"] for part in parts)
 
 
@@ -267,7 +268,7 @@ def open_chat_template(data: RecordsData, folders: DataFolders) -> ChatTemplate:
                 source = next(named, {}).get("template")
             source = source if isinstance(source, str) else None
     if not source:
-        message = "is required, as messages are read, and there is no template beside the tokenizer: give the file"
+        message = "is required for `messages_field`: the tokenizer has no chat template, so name a template file"
         raise data_problem(_FIELD, message)
     return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
 

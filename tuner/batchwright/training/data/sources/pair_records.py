@@ -55,8 +55,8 @@ PairEncoder: TypeAlias = Callable[[Mapping[str, Sequence[Any]]], list[Pair]]
 class PairedTexts:
     """Encodes texts.
 
-    A prompt ends where the tokens of its texts (alone, and with a completion) are no longer equal, as in TRL, so that a
-    token of both belongs to the completion. Without a prompt alone it is what both begin with.
+    The prompt is the common token prefix of ``prompt`` and ``prompt + completion`` (as in TRL); a token spanning both
+    belongs to the completion. Without a prompt of its own it is the common prefix of both texts.
     """
 
     tokenizer: TextTokenizer
