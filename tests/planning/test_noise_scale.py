@@ -207,7 +207,7 @@ def test_a_run_without_measurements_says_what_they_need() -> None:
     """One micro-batch on one rank has nothing to compare with."""
     found = noise_scale([], 8)
     assert found.gradient_variance is None
-    assert "compares the micro-batches or the ranks" in found.message
+    assert "at least two micro-batches per update" in found.message
 
 
 def test_signal_and_noise_that_chance_explains_say_nothing() -> None:

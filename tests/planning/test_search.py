@@ -598,7 +598,7 @@ def test_memory_is_ruled_out_as_the_cause_of_an_error_only_by_a_peak(peak: int |
 @pytest.mark.parametrize(
     ("outcome", "stopped_by", "remedy"),
     [
-        (Outcome.TIMED_OUT, "timeout", "Raise probe_timeout_seconds"),
+        (Outcome.TIMED_OUT, "timeout", "Raise `probe_timeout_seconds`"),
         (Outcome.LOST, "lost", "Find out what ends processes"),
     ],
 )

@@ -96,7 +96,7 @@ def test_nothing_is_made_up_where_nothing_was_timed() -> None:
     assert gain is not None
     assert (gain.speedup, gain.speed_source, gain.samples_per_second) == (None, None, None)
     assert gain.memory_source == "measured"
-    assert "no probe shows the time" in gain.statement
+    assert "the speed of the baseline was not measured" in gain.statement
 
 
 def test_a_baseline_below_all_probes_is_not_extrapolated_in_time() -> None:
