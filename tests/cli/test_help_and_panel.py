@@ -63,7 +63,7 @@ def test_options_of_tune_are_in_groups() -> None:
 )
 def test_the_panel_ends_with_what_to_do_next(spec: str | None, output: str | None, expected: str) -> None:
     """Commands with the files that the user typed."""
-    steps = _next_steps(spec and Path(spec), output and Path(output))
+    steps = _next_steps(Path(spec) if spec else None, Path(output) if output else None)
     assert steps.startswith(expected)
     shown = StringIO()
     Console(file=shown, width=200).print(recommendation_panel(recommendation(), steps))

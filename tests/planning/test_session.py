@@ -468,7 +468,7 @@ def expected_line() -> ExpectedPeaks:
     )
 
 
-LIMIT = {"memory_limit_bytes": 5000 * UNIT, "memory_margin": 0.0}
+LIMIT: dict[str, Any] = {"memory_limit_bytes": 5000 * UNIT, "memory_margin": 0.0}
 
 
 def quick_tuning(batch: int, **fields: Any) -> TuningSession:
