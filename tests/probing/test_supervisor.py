@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
 from batchwright.schemas.results import Outcome, Phase
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.spawn import ChildProcess
 from tests.support.factories import gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec, tuning_request
 from tests.support.forked import real_starts
 from tests.support.paths import ROOT
@@ -309,9 +309,9 @@ class KilledStarts:
         self.left = kills
         self.started = 0
 
-    def __call__(self, start: Start) -> ChildProcess:
+    def __call__(self, module: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> ChildProcess:
         """Start a server, and kill it if it is one of the first."""
-        child = ChildProcess(start)
+        child = ChildProcess(module, arguments, environment)
         self.started += 1
         if self.left > 0:
             self.left -= 1

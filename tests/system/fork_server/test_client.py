@@ -19,11 +19,9 @@ from batchwright.system.fork_server.client import (
     ServerLostError,
     StoppedError,
 )
-from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.spawn import ChildProcess
 from batchwright.system.fork_server.tasks import RunTask, TaskPaths
 from batchwright.system.process_exit import ExitKind, ProcessExit
-
-_START = Start("tests.support.sleeping_tasks")
 
 
 class Nothing(BaseModel):
@@ -33,7 +31,7 @@ class Nothing(BaseModel):
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
     """A ready server, closed at the end."""
-    with closing(ForkServer(lambda: ChildProcess(_START))) as found:
+    with closing(ForkServer(lambda: ChildProcess("tests.support.sleeping_tasks"))) as found:
         found.await_ready(time.monotonic() + 120, _never)
         yield found
 

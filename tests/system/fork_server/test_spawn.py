@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.spawn import ChildProcess
 
-START = Start("tests.support.child_of_socket", ("one", "two words"), {"ASKED": "once"})
+START = ("tests.support.child_of_socket", ("one", "two words"), {"ASKED": "once"})
 
 
 def _reported(child: ChildProcess) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def _reported(child: ChildProcess) -> dict[str, Any]:
 
 def test_a_child_process_receives_its_parameters() -> None:
     """The child has its arguments, environment and parent, has no input, and ends with its connection."""
-    child = ChildProcess(START)
+    child = ChildProcess(*START)
     expected = {"parent": os.getpid(), "arguments": ["one", "two words"], "asked": "once", "input": ""}
     assert _reported(child) == expected
     assert child.output_tail(15) == "the last words"
@@ -33,7 +33,7 @@ def test_a_child_process_receives_its_parameters() -> None:
 
 def test_descendants_end_with_the_process() -> None:
     """A descendant, such as a compiler, is killed with the process."""
-    parent = ChildProcess(Start("tests.support.child_of_socket", ("has a child",), {"ASKED": ""}))
+    parent = ChildProcess("tests.support.child_of_socket", ("has a child",), {"ASKED": ""})
     child = Path(f"/proc/{_reported(parent)['child']}")
     assert child.exists()
     parent.close()
@@ -48,5 +48,5 @@ def test_a_process_that_cannot_be_started_leaves_no_file_open(monkeypatch: pytes
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
-        ChildProcess(START)
+        ChildProcess(*START)
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors

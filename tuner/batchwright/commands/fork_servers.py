@@ -90,13 +90,11 @@ class CommandForkServer:
         """
         while self._arguments is None:
             self.check(_HELLO_SECONDS)
-        own, count = self._launch, self._arguments
-        if len(launch["argv"]) != len(own["argv"]):
-            return False
-        words = len(own["argv"]) - count
+        own, words = self._launch, len(self._launch["argv"]) - self._arguments
         places = ("working_directory", "fixes_addresses")
         return (
-            launch["argv"][:words] == own["argv"][:words]
+            len(launch["argv"]) == len(own["argv"])
+            and launch["argv"][:words] == own["argv"][:words]
             and all(launch[name] == own[name] for name in places)
             and _fixed(launch["environment"]) == _fixed(own["environment"])
         )

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from batchwright.schemas.gpus import ByteInterval, Gpu
 from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ModelSummary, Outcome, ProbeResult
-from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.spawn import ChildProcess
 from batchwright.virtual_gpu.build import build
 from batchwright.virtual_gpu.description import KNOWN_MODELS, VirtualGpu, VirtualHost
 from batchwright.virtual_gpu.session import VirtualGpuSession
@@ -193,8 +192,8 @@ def virtual_supervisor(card: VirtualGpu, allocator_settings: str = "") -> Iterat
         settings = dict.fromkeys(CUDA_ALLOCATOR_VARIABLES, allocator_settings)
         variables = {**session.environment(), **settings, "CUDA_VISIBLE_DEVICES": "0"}
 
-        def start(parameters: Start) -> ChildProcess:
-            return ChildProcess(replace(parameters, environment={**parameters.environment, **variables}))
+        def start(module: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> ChildProcess:
+            return ChildProcess(module, arguments, {**environment, **variables})
 
         with ProbeSupervisor(device_of(card), start, estimate_wait_seconds=_ESTIMATE_WAIT_SECONDS) as runner:
             yield runner

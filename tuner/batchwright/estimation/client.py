@@ -14,7 +14,7 @@ from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.requests import ExpectationRequest
 from batchwright.schemas.results import ExpectedPeaks
 from batchwright.system.fork_server.client import DeadlineError, ForkServer, ServerLostError, StoppedError
-from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
+from batchwright.system.fork_server.spawn import ChildProcess, StartChild
 from batchwright.system.fork_server.tasks import RunTask
 from batchwright.system.process_exit import ProcessExit
 from batchwright.workloads.preload import late_imports
@@ -103,8 +103,7 @@ def tracing_server(start: StartChild, idle_seconds: float = 60.0) -> ForkServer:
         idle_seconds: how long the process waits for the next task.
     """
     environment = {"CUDA_VISIBLE_DEVICES": "", **CPU_THREADS}
-    parameters = Start("batchwright.estimation.tracing.worker", (str(idle_seconds),), environment)
-    return ForkServer(lambda: start(parameters))
+    return ForkServer(lambda: start("batchwright.estimation.tracing.worker", (str(idle_seconds),), environment))
 
 
 def _run_task(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -11,7 +11,7 @@ from batchwright.errors import EstimateCancelledError
 from batchwright.estimation.client import check_gpus, estimate_on, tracing_server
 from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.system.fork_server.client import ForkServer
-from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.spawn import ChildProcess
 
 _IDLE_SECONDS = 300.0
 """Limited because an idle process uses half a gigabyte of memory."""
@@ -57,11 +57,11 @@ class EstimatePool:
             if not is_open:
                 server.close()
 
-    def _start(self, start: Start) -> ChildProcess:
+    def _start(self, module: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> ChildProcess:
         with self._lock:
             if self._closed:
                 raise EstimateCancelledError("no more estimates are made: the service is shutting down")
-            starting = self._start_executor.submit(ChildProcess, start)
+            starting = self._start_executor.submit(ChildProcess, module, arguments, environment)
         return starting.result()
 
     def close(self) -> None:

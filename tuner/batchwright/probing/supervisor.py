@@ -42,7 +42,7 @@ from batchwright.system.fork_server.client import (
     ServerLostError,
     StoppedError,
 )
-from batchwright.system.fork_server.spawn import ChildProcess, Start, StartChild
+from batchwright.system.fork_server.spawn import ChildProcess, StartChild
 from batchwright.system.fork_server.tasks import RunTask
 from batchwright.system.host_failures import Cause
 from batchwright.system.process_exit import ExitKind, ProcessExit, classify_exit
@@ -88,9 +88,7 @@ class ProbeSupervisor:
         self._estimate: BackgroundEstimate | None = None
         self._lock = threading.Lock()
         environment = {**self.environment(), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # finds GPUs without `cuInit`
-        self._server = ForkServer(
-            lambda: start(Start("batchwright.probing.child.fork_server", environment=environment))
-        )
+        self._server = ForkServer(lambda: start("batchwright.probing.child.fork_server", (), environment))
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that probes run with, and that the job must run with."""

@@ -191,9 +191,12 @@ def keep(channel: Channel, folder: Path, output: int | None = None, given: int |
         die_with_parent(own)
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        _redirect(writer if output is None else output)
-        os.close(reader)
-        os.close(writer)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(writer if output is None else output, 1)
+        os.dup2(1, 2)
+        for descriptor in (nothing, reader, writer):
+            os.close(descriptor)
         channel.send(started=os.getpid(), subreaper=own)
         return
     try:
@@ -207,34 +210,17 @@ def keep(channel: Channel, folder: Path, output: int | None = None, given: int |
         _end_tree()
         while _read(reader, text):
             continue
-        if _is_closed(channel):
-            shutil.rmtree(folder, ignore_errors=True)
-        elif output is None:
+        while channel.receive(0.0) is not None:
+            continue
+        if output is None:
             (folder / "output.txt").write_bytes(text)
         channel.send(ended=status)
+    except EOFError:  # the supervisor has ended, and removes nothing
+        shutil.rmtree(folder, ignore_errors=True)
     except BaseException:  # noqa: BLE001 - no error may lead back into what the new process runs
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
-
-
-def _redirect(output: int) -> None:
-    """Read nothing from standard input, and write standard and error output to a descriptor."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(nothing)
-
-
-def _is_closed(channel: Channel) -> bool:
-    """Return whether the supervisor has ended."""
-    try:
-        while channel.receive(0.0) is not None:
-            continue
-    except EOFError:
-        return True
-    return False
 
 
 def _attend(channel: Channel, forker: int, kept: int, reader: int, text: bytearray) -> int | None:

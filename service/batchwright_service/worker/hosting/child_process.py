@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from batchwright.system.fork_server.spawn import ChildProcess, Start
+from batchwright.system.fork_server.spawn import ChildProcess
 from batchwright.system.processes import reap, zombies
 from batchwright_service import errors
 from batchwright_service.errors import ConfigurationError, ServiceError
@@ -167,7 +167,7 @@ class WorkerProcess:
     def _run_once(self) -> tuple[ServiceError, bool]:
         """Run the process to its end; return the error of its end, and whether its workers ran."""
         try:
-            child = ChildProcess(Start(self._entry, keeps_output=False, longest_bytes=_LONGEST_MESSAGE))
+            child = ChildProcess(self._entry, keeps_output=False, longest_bytes=_LONGEST_MESSAGE)
         except OSError as error:
             return ConfigurationError(f"the process of the workers cannot be started: {error}"), False
         # The settings are in no environment, because what the workers run inherits theirs.

@@ -9,38 +9,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 from batchwright.system.processes import kill_group
 from batchwright.system.subreaper import Channel, die_with_parent
 
 
-@dataclass(frozen=True)
-class Start:
-    """Parameters of the start of a child process.
-
-    Attributes:
-        module: the module whose ``main(channel, arguments)`` is called, with the channel to the parent process.
-        arguments: passed to ``main``.
-        environment: variables in addition to this process's own.
-        keeps_output: whether the output goes to a file for ``output_tail``; otherwise the child has that of this
-            process.
-        longest_bytes: length of the longest message of the child process.
-    """
-
-    module: str
-    arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    keeps_output: bool = True
-    longest_bytes: int = 65536
-
-
 class ChildProcess:
     """A running child process. It leads its own session, and ends with the thread that started it.
 
     Args:
-        start: the parameters of its start.
+        module: the module whose ``main(channel, arguments)`` is called, with the channel to this process.
+        arguments: passed to ``main``.
+        environment: variables in addition to this process's own.
+        keeps_output: whether the output goes to a file for ``output_tail``, and not to that of this process.
+        longest_bytes: length of the longest message of the child process.
 
     Raises:
         OSError: when the process cannot be started.
@@ -50,17 +34,25 @@ class ChildProcess:
         process: the handle of the process.
     """
 
-    def __init__(self, start: Start) -> None:
-        self._output = tempfile.TemporaryFile() if start.keeps_output else None  # noqa: SIM115 - closed in _close_files
-        self.channel, theirs = Channel.pair(start.longest_bytes)
+    def __init__(
+        self,
+        module: str,
+        arguments: tuple[str, ...] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        keeps_output: bool = True,
+        longest_bytes: int = 65536,
+    ) -> None:
+        self._output = tempfile.TemporaryFile() if keeps_output else None  # noqa: SIM115 - closed in _close_files
+        self.channel, theirs = Channel.pair(longest_bytes)
         with theirs:
             try:
                 self.process = subprocess.Popen(  # noqa: S603 - this module, in this interpreter
-                    [sys.executable, "-P", "-m", __name__, start.module, str(os.getpid()), *start.arguments],
+                    [sys.executable, "-P", "-m", __name__, module, str(os.getpid()), *arguments],
                     stdin=theirs.fileno(),
                     stdout=self._output,
                     stderr=self._output,
-                    env={**os.environ, **start.environment},
+                    env={**os.environ, **environment},
                     start_new_session=True,
                 )
             except OSError:
@@ -88,7 +80,7 @@ class ChildProcess:
             self._output.close()
 
 
-StartChild: TypeAlias = Callable[[Start], ChildProcess]
+StartChild: TypeAlias = Callable[[str, tuple[str, ...], Mapping[str, str]], ChildProcess]
 """Starts a child process: ``ChildProcess``, or a function with other variables or threads around it."""
 
 
