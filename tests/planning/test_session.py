@@ -484,15 +484,19 @@ def test_a_quick_tuning_runs_one_plan(batch: int, fields: dict[str, Any]) -> Non
     """The plan fits by the estimate, and its own run proves it; that larger sizes were not tried is a warning."""
     course = quick_tuning(batch, **fields)
     found = finish(course, largest=40)
-    (run,) = found.evidence.probes
+    run = found.evidence.probes[-1]
     plan = plan_of(found)
-    assert 10 <= max(plan.micro_batch_sizes[0]) == max(run.micro_batch_sizes) <= 40
+    assert 10 <= max(plan.micro_batch_sizes[0]) <= max(run.micro_batch_sizes) <= 40
+    assert "granularity" in fields or max(plan.micro_batch_sizes[0]) == max(run.micro_batch_sizes)
+    assert found.largest_micro_batch_size == max(max(each.micro_batch_sizes) for each in found.evidence.probes)
+    assert len(found.evidence.probes) <= 1 + ("granularity" in fields)  # a size of its grid, and then the plan
     assert plan.effective_batch_size == batch
     if batch > 20:
         assert (found.evidence.proof.stopped_by, found.evidence.proof.is_conclusive) == ("quick", False)
         assert "larger-sizes-not-known" in {warning.code for warning in found.warnings}
     again = quick_tuning(batch, **fields)
-    again.record(run)
+    for probe in found.evidence.probes:
+        again.record(probe)
     assert again.next_probe() is None
 
 
@@ -521,6 +525,43 @@ def test_a_quick_tuning_is_completed_by_a_warm_start_from_it() -> None:
     assert whole.expectation_request() is None
     found = finish(whole, largest=37)
     assert (found.evidence.proof.fits, found.evidence.proof.stopped_by) == (37, "oom")
+
+
+@pytest.mark.parametrize("fields", [{}, {"baseline": {"micro_batch_size": 4}}, {"objective": "fewest_steps"}])
+@pytest.mark.parametrize("largest", [37, 20])
+def test_a_quick_tuning_goes_on_from_its_recorded_probes(fields: dict[str, Any], largest: int) -> None:
+    """Also without its estimate, which a restart does not make again."""
+    request = tuning_request(effective_batch_size=100, quick=True, **LIMIT, **fields)
+    recorded = finish(quick_tuning(100, **fields), largest).evidence
+    for count in range(1, len(recorded.probes) + 1):
+        rebuilt = tuning(request)
+        for result in recorded.probes[:count]:
+            rebuilt.record(result)
+        found = finish(rebuilt, largest).evidence
+        assert found.proof.fits >= recorded.proof.fits
+        if any(result.outcome is Outcome.FIT for result in recorded.probes[:count]):
+            assert (found.probes, found.proof) == (recorded.probes, recorded.proof)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_quick_tuning_also_probes_its_baseline(*, quick: bool) -> None:
+    """After its plan, or after the search where there is no estimate."""
+    request = tuning_request(effective_batch_size=100, quick=True, baseline={"micro_batch_size": 4}, **LIMIT)
+    course = tuning(request)
+    if quick:
+        course.start_from_estimate(expected_line())
+    found = finish(course, largest=37)
+    assert 4 in [probe.micro_batch_size for probe in found.evidence.probes]
+    assert found.gain is not None
+
+
+def test_a_quick_tuning_keeps_a_proof_that_its_warm_start_confirms() -> None:
+    """One probe is enough to know the largest size, as in a whole tuning."""
+    stored = finish(tuning(tuning_request(effective_batch_size=100, **LIMIT)), largest=37)
+    course = tuning(tuning_request(effective_batch_size=100, quick=True, **LIMIT))
+    course.warm_start_from(stored)
+    found = finish(course, largest=37)
+    assert (found.evidence.proof.fits, found.evidence.proof.stopped_by) == (37, "warm-start")
 
 
 def test_what_a_quick_tuning_cannot_do_is_refused() -> None:

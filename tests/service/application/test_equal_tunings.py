@@ -30,3 +30,10 @@ def test_an_answer_claims_no_reading_of_other_data(data: TextData | SyntheticDat
     asked = tuning_request(gpt_spec().model_copy(update={"data": data}), probe_timeout_seconds=77.0)
     answer = answer_from(found, asked, CPU, Named(), "rec_2")
     assert (answer.evidence.data and answer.evidence.data.in_words) == words
+
+
+def test_a_whole_tuning_answers_a_quick_one_as_it_is() -> None:
+    """No copy is stored for it."""
+    found = recommendation()
+    asked = found.request.model_copy(update={"quick": True})
+    assert answer_from(found, asked, CPU, Named(), "rec_2") is found

@@ -26,7 +26,7 @@ def answer_from(
 
     The request is complete, the names are those that its caller gave, and a copy gets the new id.
     """
-    compared = [asked.model_dump(exclude={"probe_timeout_seconds"}) for asked in (found.request, request)]
+    compared = [asked.model_dump(exclude={"probe_timeout_seconds", "quick"}) for asked in (found.request, request)]
     if compared[0] == compared[1] and (not names.is_named or names == found.names):
         return found
     evidence, (data, before) = found.evidence, [_data_of(asked) for asked in (request, found.request)]

@@ -61,11 +61,15 @@ class Course:
         """Whether a probe has confirmed the stored recommendation, so that nothing is left to search."""
         return self._confirmed() is not None
 
-    def _confirmed(self) -> Proof | None:
+    def is_confirmed_by(self, result: ProbeResult) -> bool:
+        """Return whether the stored recommendation is confirmed once a result is recorded, if not before."""
+        return self._confirmed(result) is not None
+
+    def _confirmed(self, *following: ProbeResult) -> Proof | None:
         """The proof that rests on a stored proof which a probe has confirmed."""
         if self.warm_start is None or self.search.verdict is not None:
             return None
-        return confirmed_proof(self.warm_start, self.probes, self.conditions)
+        return confirmed_proof(self.warm_start, [*self.probes, *following], self.conditions)
 
     @property
     def verdict(self) -> Proof | Failure | None:

@@ -29,7 +29,7 @@ class PlanRun(Stage):
 
     @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        if not result.runs_plan or result.measures_time:
+        if not result.runs_plan or result.measures_time or course.proof is None:  # a quick one runs before a proof
             return False
         expected = self.ask(course)
         if expected is None or probe_window(expected) != result.micro_batch_sizes:

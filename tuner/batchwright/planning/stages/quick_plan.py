@@ -23,15 +23,16 @@ class QuickPlan(SizeSearch):
             return None
         share, space = course.conditions.share, course.search.space
         balanced = plan_size(share, steps_of(share, size))
-        if space.size(space.at_most(balanced)) == balanced:
-            size = balanced
-        return course.conditions.probe(size, runs_plan=True)
+        if space.size(space.at_most(balanced)) != balanced:  # its run would prove no size of the grid
+            return course.conditions.probe(size)
+        return course.conditions.probe(balanced, runs_plan=True)
 
     @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        if course.search.space.expected is None or course.proof is not None:
-            return not (result.runs_plan or result.measures_time) and super().tell(course, result)
+        is_sure = result.runs_plan or course.search.space.expected is not None  # a restart has no estimate
+        if course.proof is not None or not is_sure:
+            return super().tell(course, result)
         course.search.tell(result)
-        if result.outcome is Outcome.FIT and not course.is_confirmed:
+        if result.outcome is Outcome.FIT and not course.is_confirmed_by(result):
             course.search.stopped_by = "quick"
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from batchwright.errors import SearchError
-from batchwright.planning.proofs.plan_proof import longer_as_plan, peak_without_gradients
+from batchwright.planning.proofs.plan_proof import format_window, longer_as_plan, peak_without_gradients
 from batchwright.planning.stages.course import Course
 from batchwright.planning.stages.stage import Stage
 from batchwright.schemas.recommendation import Proof
@@ -42,7 +42,8 @@ class SizeSearch(Stage):
     def tell(self, course: Course, result: ProbeResult) -> bool:
         size = result.micro_batch_size
         if result.runs_plan:
-            raise SearchError(f"no plan with micro-batches of {size} is run in this tuning")
+            window = format_window(result.micro_batch_sizes)
+            raise SearchError(f"the plan in micro-batches of {window} is not the one to run now")
         if course.search.verdict is None:
             course.search.tell(result)
         elif size != _whole_share(course):

@@ -15,5 +15,5 @@ SEARCH_STAGES: Stages = (Confirmation(), SizeSearch(), BaselineProbe(), PlanTimi
 """Prove the largest size alone."""
 ALL_STAGES: Stages = (*SEARCH_STAGES, PlanRun())
 """Prove the largest size, and then the plan to recommend."""
-QUICK_STAGES: Stages = (Confirmation(), BaselineProbe(), PlanRun(), QuickPlan())
-"""Prove one plan, and search no larger one. The others begin after a proof."""
+QUICK_STAGES: Stages = (Confirmation(), QuickPlan(), BaselineProbe(), PlanRun())
+"""Prove one plan, and search no larger one."""
