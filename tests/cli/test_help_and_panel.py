@@ -57,7 +57,12 @@ def test_options_of_tune_are_in_groups() -> None:
             "found.json",
             "batchwright train spec.yaml --recommendation found.json\nbatchwright export found.json",
         ),
-        (None, "found.json", "batchwright train found.json\nbatchwright export found.json"),
+        (None, "found.json", "batchwright train found.json\nbatchwright export found.json --format slurm"),
+        (
+            "my spec.yaml",
+            "my found.json",
+            "batchwright train 'my spec.yaml' --recommendation 'my found.json'\nbatchwright export 'my found.json'",
+        ),
         ("spec.yaml", None, "keep the recommendation with `-o FILE`"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -73,10 +74,10 @@ def _next_steps(spec: Path | None, output: Path | None) -> str:
     """Name the commands that take the recommendation; without a file, the option that writes one."""
     if output is None:
         return "keep the recommendation with `-o FILE`; `train` and `export` take it"
-    train = output if spec is None else f"{spec} --recommendation {output}"
-    return (
-        f"batchwright train {train}\nbatchwright export {output} --format pytorch (or another: `batchwright formats`)"
-    )
+    file = shlex.quote(str(output))
+    train = file if spec is None else f"{shlex.quote(str(spec))} --recommendation {file}"
+    form = "slurm" if spec is None else "pytorch"  # a framework's would configure another program than the command
+    return f"batchwright train {train}\nbatchwright export {file} --format {form} (or another: `batchwright formats`)"
 
 
 def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> tuple[Recommendation, ExitCode]:
