@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from batchwright.errors import WorkloadError
 from batchwright.training.accumulation.engine import GradientAccumulation, UpdateReport
 from batchwright.training.coupling.check import CouplingReport, check_coupling
+from batchwright.training.micro_batches.splitting import sliced
 from tests.support.coupled import WIDTH, Case
 
 Pair = tuple[Tensor, float]
@@ -126,7 +127,7 @@ def _true_error(model: nn.Module, loss: Any, window: list[Tensor]) -> float:
 
 
 def _report(model: nn.Module, loss: Any, batch: Tensor) -> CouplingReport:
-    return check_coupling(model, Case(model, lambda m, b: {"loss": loss(m, b)}), batch, torch.device("cpu"))
+    return check_coupling(model, Case(model, lambda m, b: {"loss": loss(m, b)}), sliced(batch), torch.device("cpu"))
 
 
 def _update(model: nn.Module, loss: Any, window: list[Tensor]) -> UpdateReport:

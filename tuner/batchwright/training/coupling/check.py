@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -22,16 +22,10 @@ from torch import nn
 from batchwright.errors import WorkloadError
 from batchwright.hardware.failures import is_of_device
 from batchwright.schemas.workload import PythonModel, WorkloadSpec
-from batchwright.training.coupling.comparison import (
-    Runner,
-    in_eval_mode,
-    restored,
-    seed_generators,
-    without_dropout,
-)
+from batchwright.training.coupling.comparison import Runner, in_eval_mode, seed_generators, without_dropout
 from batchwright.training.coupling.error_scale import NO_NOISE, Noise, Run, gradient_errors, loss_error, term_errors
 from batchwright.training.coupling.module_trace import trace
-from batchwright.training.coupling.precision import Precision, arithmetic, kernels_for, working_copy
+from batchwright.training.coupling.precision import Precision, arithmetic, cast, kernels_for
 from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
 from batchwright.training.coupling.report import (
     CouplingReport,
@@ -44,10 +38,9 @@ from batchwright.training.coupling.report import (
 )
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.rng_state import preserved_random_state
-from batchwright.training.micro_batches.splitting import MakesMicroBatches, MicroBatch, made_micro_batch, sliced
-from batchwright.workloads.base import Batch, Workload
+from batchwright.training.micro_batches.splitting import MakesMicroBatches, MicroBatch, made_micro_batch
+from batchwright.workloads.base import Workload
 from batchwright.workloads.build import build_model, build_workload
-from batchwright.workloads.casting import cast_floating
 
 __all__ = ["CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
 
@@ -56,44 +49,12 @@ _SLOW_SECONDS = 2.0
 """A GPU that takes longer for one run in fp64 has few fp64 units: its fp32 is 32 to 64 times as fast."""
 
 
-def check_coupling(
-    model: nn.Module, workload: Workload, batch: Batch | MicroBatch, device: torch.device, precision: Precision = "fp64"
-) -> CouplingReport:
-    """Compare the loss and the gradient of a whole ``batch`` with those of its two parts.
-
-    The parts are a third and the rest (halves may agree by chance), or halves if the model refuses one of these. They
-    are compared after an update on the batch: in a new model, weights of zero hide coupled samples, and state that
-    forward passes change lags behind the weights only after an update.
-
-    The model is compared in its current modes. If its loss draws random numbers, every dropout is set to zero. If that
-    is not enough, each sample gets the same numbers in the batch and in its parts. If two runs of the batch still
-    differ, the model is set to eval mode. A gradient's error is ``max|difference|``, less the possible rounding, over
-    the largest of ``max|reference|``, the sum of the parts' ``max|.|``, and a share of the largest gradient of all
-    parameters (``LIMITS``).
-
-    Takes the memory of the batch's forward and backward pass on ``device``, and of a copy of the model. Copies of the
-    gradients, and of the activations during the search for a culprit, are on the CPU. When the function returns or
-    raises, the model, its state, gradients and modes, and every random number generator are as before.
-
-    Args:
-        model: on ``device``, in fp32, neither wrapped nor compiled.
-        workload: computes the loss terms.
-        batch: at least two samples, on the CPU; along the first dimension of all tensors, or with a division of their
-            own. If that is a guess, a difference proves nothing.
-        device: the device of the model.
-        precision: arithmetic to use; fp32 replaces fp64 if the workload cannot run in fp64 or the GPU is slow at it.
-
-    Raises:
-        WorkloadError: when the batch cannot be halved or the loss terms break their contract.
-    """
-    whole = batch if isinstance(batch, MicroBatch) else sliced(batch)
-    return _check(_Subject(model, workload, whole, device, disposable=False), precision)
-
-
 def check_spec_coupling(
     spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int = 4, precision: Precision = "fp64"
 ) -> CouplingReport:
     """Run ``check_coupling`` on a new model in fp32, without compilation and activation checkpointing.
+
+    Random number generators are as before when the function returns or raises.
 
     Args:
         spec: the spec of the training run.
@@ -110,52 +71,65 @@ def check_spec_coupling(
         workload = build_workload(plain)
     with preserved_random_state(device):
         seed_generators(0, device)
-        model = cast_floating(build_model(plain, workload), torch.float32).to(device)
+        model = build_model(plain, workload).to(device)
         if isinstance(workload, MakesMicroBatches):
             whole = workload.make_micro_batch(samples)
         else:
             whole = made_micro_batch(workload.make_batch, samples)
-        return _check(_Subject(model, workload, whole, device, disposable=True), precision)
+        return check_coupling(model, workload, whole, device, precision)
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A model and the batch to compare."""
+def check_coupling(
+    model: nn.Module, workload: Workload, whole: MicroBatch, device: torch.device, precision: Precision = "fp64"
+) -> CouplingReport:
+    """Compare the loss and the gradient of a ``whole`` batch with those of its two parts.
 
-    model: nn.Module
-    workload: Workload
-    whole: MicroBatch
-    device: torch.device
-    disposable: bool
-    """True if the model is discarded afterwards."""
+    The parts are a third and the rest (halves may agree by chance), or halves if the model refuses one of these. They
+    are compared after an update on the batch: in a new model, weights of zero hide coupled samples, and state that
+    forward passes change lags behind the weights only after an update.
 
+    The model is compared in its current modes. If its loss draws random numbers, every dropout is set to zero. If that
+    is not enough, each sample gets the same numbers in the batch and in its parts. If two runs of the batch still
+    differ, the model is set to eval mode. A gradient's error is ``max|difference|``, less the possible rounding, over
+    the largest of ``max|reference|``, the sum of the parts' ``max|.|``, and a share of the largest gradient of all
+    parameters (``LIMITS``).
 
-def _check(subject: _Subject, precision: Precision) -> CouplingReport:
-    """The report in ``precision``, or in fp32 if the workload fails in fp64 for another reason than memory."""
-    with preserved_random_state(subject.device), restored(subject.model):
-        subject.model.zero_grad(set_to_none=True)
-        if precision == "fp64":
-            try:
-                return _compare(subject, "fp64")
-            except WorkloadError:
+    Takes the memory of the batch's forward and backward pass on ``device``. Copies of the gradients, and of the
+    activations during the search for a culprit, are on the CPU. Changes the model and seeds the generators.
+
+    Args:
+        model: on ``device``, neither wrapped nor compiled; it is of no use afterwards.
+        workload: computes the loss terms.
+        whole: at least two samples, on the CPU. If their division is a guess, a difference proves nothing.
+        device: the device of the model.
+        precision: arithmetic to use; fp32 replaces fp64 if the workload cannot run in fp64 or the GPU is slow at it.
+
+    Raises:
+        WorkloadError: when the batch cannot be halved or the loss terms break their contract.
+    """
+    if precision == "fp64":
+        try:
+            return _compare(model, workload, whole, device, "fp64")
+        except WorkloadError:
+            raise
+        except Exception as error:
+            if is_of_device(error):
                 raise
-            except Exception as error:
-                if is_of_device(error):
-                    raise
-        return _compare(subject, "fp32")
+    return _compare(model, workload, whole, device, "fp32")
 
 
-def _compare(subject: _Subject, precision: Precision) -> CouplingReport:
-    model, device = subject.model, subject.device
-    copied = working_copy(model, precision, disposable=subject.disposable)
-    with arithmetic(device, precision), kernels_for(model, precision), copied:
-        runner = Runner(model, subject.workload, subject.whole, device, precision)
-        if subject.whole.indivisible is not None:
-            raise WorkloadError(subject.whole.indivisible)
+def _compare(
+    model: nn.Module, workload: Workload, whole: MicroBatch, device: torch.device, precision: Precision
+) -> CouplingReport:
+    cast(model, precision)
+    with arithmetic(device, precision), kernels_for(model, precision):
+        runner = Runner(model, workload, whole, device, precision)
+        if whole.indivisible is not None:
+            raise WorkloadError(whole.indivisible)
         if runner.samples < _FEWEST_SAMPLES:
             raise WorkloadError(f"the check for coupled samples needs {_FEWEST_SAMPLES} of them, got {runner.samples}")
         report = replace(_Check(runner).report(), precision=precision)
-        return report if subject.whole.guess is None else report.with_guess(subject.whole.guess)
+        return report if whole.guess is None else report.with_guess(whole.guess)
 
 
 class _SlowError(Exception):

@@ -1,4 +1,4 @@
-"""Comparable runs of a model over a batch and its parts, which restore the model afterwards.
+"""Comparable runs of a model over a batch and its parts, each from the same state of the model.
 
 A run is a forward and a backward pass over each part, with loss terms divided by their weight over all parts, as in an
 accumulated update: in full precision, with a given seed, from the same state.
@@ -37,7 +37,7 @@ converged: the gradient's error is then 0.2 to 1.3 %; with half the step 0.09 to
 _SMALLEST_WEIGHT = 0.02
 """Lower bound on the root mean square of a parameter, so that parameters that start at zero change too."""
 
-# --- saving and restoring ---------------------------------------------------------------------------------------------
+# --- randomness -------------------------------------------------------------------------------------------------------
 
 
 def seed_generators(seed: int, device: torch.device, *, torch_seed: int | None = None) -> None:
@@ -47,22 +47,6 @@ def seed_generators(seed: int, device: torch.device, *, torch_seed: int | None =
     torch_seed = seed if torch_seed is None else torch_seed
     for generator in {torch.default_generator, generator_of(device)}:
         generator.manual_seed(torch_seed)
-
-
-@contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
-    """Restore gradients, modes and the state that forward passes change at the end of a block."""
-    state = ModelState(model)
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        state.restore()
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager
@@ -91,7 +75,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Set eval mode; ``restored`` restores the modes."""
+    """Set eval mode, for good."""
     model.eval()
     yield
 
@@ -103,7 +87,7 @@ class Runner:
     """Runs a model over slices of one batch.
 
     Args:
-        model: on ``device``; its gradients are overwritten (``restored`` saves them), and each run restores its state.
+        model: on ``device``; its gradients are overwritten, and each run restores its state.
         workload: computes the loss terms.
         micro_batch: the whole batch, on the CPU.
         device: the device of the model.

@@ -122,40 +122,19 @@ def kernels_for(model: nn.Module, precision: Precision) -> Iterator[None]:
             fields[_EXPERTS] = _GROUPED
 
 
-@contextmanager
-def working_copy(model: nn.Module, precision: Precision, *, disposable: bool) -> Iterator[None]:
-    """Replace the model's parameters and floating-point buffers by copies in ``precision`` for a block.
-
-    Args:
-        model: in fp32; its quantised parts are not changed.
-        precision: precision of the copies.
-        disposable: whether the model is discarded afterwards, so that its own tensors need not be kept.
-    """
-    dtype = torch.float64 if precision == "fp64" else torch.float32
+def cast(model: nn.Module, precision: Precision) -> None:
+    """Cast a model's parameters in place, and replace its buffers by copies, all but quantised ones."""
+    real, imaginary = (torch.float64, torch.complex128) if precision == "fp64" else (torch.float32, torch.complex64)
     quantized = uncastable(model)
-    parameters = [] if disposable else [(parameter, parameter.data) for parameter in model.parameters()]
-    buffers = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
-    try:
-        for parameter in model.parameters():
-            if id(parameter) not in quantized:
-                parameter.data = _cast(parameter.data, dtype, copy=not disposable)
-        for buffers_of_module, _ in buffers:
-            castable = {
-                name: buffer
-                for name, buffer in buffers_of_module.items()
-                if buffer is not None and id(buffer) not in quantized
-            }
-            buffers_of_module.update({name: _cast(buffer, dtype, copy=True) for name, buffer in castable.items()})
-        yield
-    finally:
-        for parameter, data in parameters:
-            parameter.data = data
-        for buffers_of_module, kept in buffers:
-            buffers_of_module.clear()
-            buffers_of_module.update(kept)
 
+    def converted(tensor: Tensor) -> Tensor:
+        dtype = imaginary if tensor.is_complex() else real if tensor.is_floating_point() else tensor.dtype
+        return tensor.detach().to(dtype)
 
-def _cast(tensor: Tensor, dtype: torch.dtype, *, copy: bool) -> Tensor:
-    if tensor.is_complex():
-        return tensor.detach().to(torch.complex128 if dtype == torch.float64 else torch.complex64, copy=copy)
-    return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)
+    for parameter in model.parameters():
+        if id(parameter) not in quantized:
+            parameter.data = converted(parameter)
+    for buffers in map(own_buffers, model.modules()):
+        own = {name: each for name, each in buffers.items() if each is not None and id(each) not in quantized}
+        # a buffer may be a constant of the user's, which a model that is built later has too
+        buffers.update({name: converted(each).clone() for name, each in own.items()})
