@@ -8,9 +8,9 @@ and plain objects of these.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,113 +33,70 @@ _MOST_ELEMENTS = 2**24
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
-class _Saved(Protocol):
+@dataclass(frozen=True)
+class _Saved:
     """Part of the state as it was."""
 
-    @property
-    def name(self) -> str:
-        """The buffer or attribute."""
-
-    def changed(self) -> bool:
-        """Return whether the part has changed since."""
-
-    def restore(self) -> None:
-        """Restore the part."""
-
-
-@dataclass(frozen=True)
-class _SavedEntry:
-    """Saved buffer or attribute: the object and a copy of its content."""
-
-    holder: dict[str, Any]
     name: str
-    value: Any
-    content: Tensor | None
-
-    def changed(self) -> bool:
-        current = self.holder.get(self.name)
-        if not isinstance(current, Tensor) or self.content is None:
-            return _differ(current, self.value)
-        same = current.shape == self.content.shape and current.dtype == self.content.dtype
-        return not (same and torch.equal(current.detach(), self.content))
-
-    def restore(self) -> None:
-        if isinstance(self.value, Tensor) and self.content is not None:
-            with torch.no_grad():
-                self.value.copy_(self.content)
-        self.holder[self.name] = self.value
+    """The buffer or attribute."""
+    changed: Callable[[], bool]
+    """Returns whether the part has changed since."""
+    restore: Callable[[], object]
+    """Restores the part, without gradients."""
+    is_generator: bool = False
 
 
-@dataclass(frozen=True)
-class _SavedTensor:
-    """Saved content of a tensor inside a container."""
+def _entry(holder: dict[str, Any], name: str, value: Any) -> _Saved:  # noqa: ANN401 - of any type
+    """A buffer or attribute: the object, and the content of a tensor."""
+    content = value.detach().clone() if isinstance(value, Tensor) else None
 
-    name: str
-    value: Tensor
-    content: Tensor
+    def changed() -> bool:
+        current = holder.get(name)
+        if not isinstance(current, Tensor) or content is None:
+            return _differ(current, value)
+        same = current.shape == content.shape and current.dtype == content.dtype
+        return not (same and torch.equal(current.detach(), content))
 
-    def changed(self) -> bool:
-        return not torch.equal(self.value.detach(), self.content)
+    def restore() -> None:
+        if content is not None:
+            value.copy_(content)
+        holder[name] = value
 
-    def restore(self) -> None:
-        with torch.no_grad():
-            self.value.copy_(self.content)
-
-
-@dataclass(frozen=True)
-class _SavedArray:
-    """Saved content of an array."""
-
-    name: str
-    value: np.ndarray[Any, Any]
-    content: np.ndarray[Any, Any]
-
-    def changed(self) -> bool:
-        return self.value.tobytes() != self.content.tobytes()  # NaN differs from itself
-
-    def restore(self) -> None:
-        np.copyto(self.value, self.content)
+    return _Saved(name, changed, restore)
 
 
-@dataclass(frozen=True)
-class _SavedGenerator:
-    """Saved state of a random generator of the model's own."""
-
-    name: str
-    value: Any
-    state: Any
-
-    def changed(self) -> bool:
-        return not equal_states(generator_state(self.value), self.state)
-
-    def restore(self) -> None:
-        set_generator_state(self.value, self.state)
+def _tensor(name: str, value: Tensor) -> _Saved:
+    """The content of a tensor inside a container."""
+    content = value.detach().clone()
+    return _Saved(name, lambda: not torch.equal(value.detach(), content), lambda: value.copy_(content))
 
 
-@dataclass(frozen=True)
-class _SavedContainer:
-    """Saved entries of a list, queue, set or mapping, or attributes of an object."""
+def _array(name: str, value: np.ndarray[Any, Any]) -> _Saved:
+    content = value.copy()
+    # as bytes, because NaN differs from itself
+    return _Saved(name, lambda: value.tobytes() != content.tobytes(), lambda: np.copyto(value, content))
 
-    name: str
-    value: list[Any] | deque[Any] | set[Any] | dict[Any, Any]
-    entries: dict[Any, Any]
-    """The entries by place or key; the elements of a set as keys."""
 
-    def changed(self) -> bool:
-        current = _by_key(self.value)
-        return current.keys() != self.entries.keys() or any(
-            _differ(current[key], entry) for key, entry in self.entries.items()
-        )
+def _container(name: str, value: list[Any] | deque[Any] | set[Any] | dict[Any, Any]) -> _Saved:
+    """The entries of a list, queue, set or mapping, or attributes of an object."""
+    entries = _by_key(value)
 
-    def restore(self) -> None:
-        self.value.clear()
-        if isinstance(self.value, (list, deque)):
-            self.value.extend(self.entries.values())
+    def changed() -> bool:
+        current = _by_key(value)
+        return current.keys() != entries.keys() or any(_differ(current[key], entry) for key, entry in entries.items())
+
+    def restore() -> None:
+        value.clear()
+        if isinstance(value, (list, deque)):
+            value.extend(entries.values())
         else:
-            self.value.update(self.entries)
+            value.update(entries)
+
+    return _Saved(name, changed, restore)
 
 
 def _by_key(value: list[Any] | deque[Any] | set[Any] | dict[Any, Any]) -> dict[Any, Any]:
+    """The entries by place or key; the elements of a set as keys."""
     if isinstance(value, set):
         return dict.fromkeys(value)
     return dict(value if isinstance(value, dict) else enumerate(value))
@@ -179,27 +136,21 @@ class ModelState:
         for buffers, names in self._names:
             for name in set(buffers) - set(names):
                 del buffers[name]
-        self._restore(self._saved, generators=generators)
-        with torch.no_grad():
-            for parameter, content in self._parameters.values():
-                parameter.copy_(content)
+        self.restore_modules(self._saved, generators=generators)
 
-    def restore_modules(self, paths: Collection[str]) -> None:
-        """Restore the state of these modules."""
-        self._restore(paths, generators=True)
-        with torch.no_grad():
-            for name, (parameter, content) in self._parameters.items():
-                if name.rpartition(".")[0] in paths:
-                    parameter.copy_(content)
-
-    def _restore(self, paths: Collection[str], *, generators: bool) -> None:
+    @torch.no_grad()
+    def restore_modules(self, paths: Collection[str], *, generators: bool = True) -> None:
+        """Restore the state of these modules, with or without random generators."""
         for path in paths:
             attributes, before = self._attributes[path]
             for name in attributes.keys() - before:
                 del attributes[name]
             for saved in self._saved[path]:
-                if generators or not isinstance(saved, _SavedGenerator):
+                if generators or not saved.is_generator:
                     saved.restore()
+        for name, (parameter, content) in self._parameters.items():
+            if name.rpartition(".")[0] in paths:
+                parameter.copy_(content)
 
     def changed_parameters(self) -> frozenset[str]:
         """Parameters whose norms have changed."""
@@ -236,19 +187,16 @@ class _Reader:
         """A module's own ``buffers``, and its attributes but for modules and tensors with a graph."""
         own = own_buffers(module) if buffers else {}  # a buffer may be replaced by assignment
         for name, buffer in own.items():
-            yield _SavedEntry(own, name, buffer, _copy_of(buffer))
+            yield _entry(own, name, buffer)
         attributes = vars(module)
         for name, value in attributes.items():
-            if name in _MODULE_ATTRIBUTES:
+            if name in _MODULE_ATTRIBUTES or isinstance(value, nn.Module):
                 continue
-            if isinstance(value, Tensor):
-                if not value.requires_grad:
-                    yield _SavedEntry(attributes, name, value, _copy_of(value))
-            elif isinstance(value, _VALUES):
-                yield _SavedEntry(attributes, name, value, None)
-            elif not isinstance(value, nn.Module):
-                yield _SavedEntry(attributes, name, value, None)
+            if not isinstance(value, Tensor):
+                yield _entry(attributes, name, value)
                 yield from self._parts_of(name, value, _DEPTH)
+            elif not value.requires_grad:
+                yield _entry(attributes, name, value)
 
     def _parts_of(self, name: str, value: object, depth: int) -> Iterator[_Saved]:
         """Yield the parts of an attribute that a forward pass may change."""
@@ -257,14 +205,19 @@ class _Reader:
         self._seen.add(id(value))
         if isinstance(value, Tensor):
             if not value.requires_grad and not isinstance(value, nn.Parameter) and self._takes(value.numel()):
-                yield _SavedTensor(name, value, value.detach().clone())
+                yield _tensor(name, value)
             return
         if isinstance(value, np.ndarray):
             if not value.dtype.hasobject and self._takes(value.size):
-                yield _SavedArray(name, value, value.copy())
+                yield _array(name, value)
             return
         if (state := generator_state(value)) is not None:
-            yield _SavedGenerator(name, value, state)
+            yield _Saved(
+                name,
+                lambda: not equal_states(generator_state(value), state),
+                lambda: set_generator_state(value, state),
+                is_generator=True,
+            )
             return
         entries = _entries_of(value)
         if entries is None or len(entries) > min(_MOST_ENTRIES, _MOST_ENTRIES_OF_ALL - self._entries):
@@ -272,7 +225,7 @@ class _Reader:
         self._entries += len(entries)
         if not isinstance(value, tuple):
             container = value if isinstance(value, (list, deque, set, dict)) else vars(value)
-            yield _SavedContainer(name, container, _by_key(container))
+            yield _container(name, container)
         for entry in tuple(entries):
             yield from self._parts_of(name, entry, depth - 1)
 
@@ -302,10 +255,6 @@ def _differ(current: object, before: object) -> bool:
         same = current.shape == before.shape and current.dtype == before.dtype and current.device == before.device
         return not (same and torch.equal(current.detach(), before.detach()))
     return not (isinstance(before, _VALUES) and isinstance(current, _VALUES)) or bool(current != before)
-
-
-def _copy_of(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
 
 
 def _norms(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
