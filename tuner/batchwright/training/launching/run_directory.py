@@ -40,101 +40,60 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     }
 
 
+class _Below:
+    """A path below the folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, _: object = None) -> Path:
+        return paths.directory / self._name
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one training run. Nothing else builds these names."""
 
     directory: Path
 
-    @property
-    def recommendation(self) -> Path:
-        """The recommendation that the run was started from (JSON)."""
-        return self.directory / "recommendation.json"
-
-    @property
-    def request(self) -> Path:
-        """The ``TrainingRequest`` (JSON)."""
-        return self.directory / "training.json"
-
-    @property
-    def progress(self) -> Path:
-        """The log of progress: one ``TrainingProgress`` per line."""
-        return self.directory / "progress.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """The ``TrainingResult``; absent during the run and after a kill."""
-        return self.directory / "result.json"
-
-    @property
-    def log(self) -> Path:
-        """Output of the training process."""
-        return self.directory / "log.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints and the pointer to the newest."""
-        return self.directory / "checkpoints"
-
-    @property
-    def newest_checkpoint(self) -> Path:
-        """Pointer to the newest checkpoint: its folder and its update (JSON)."""
-        return self.checkpoints / "newest.json"
-
-    @property
-    def weights(self) -> Path:
-        """The trained weights, when the run succeeded."""
-        return self.directory / "model.safetensors"
-
-    @property
-    def average_weights(self) -> Path:
-        """The moving averages of the weights, when the spec requests them."""
-        return self.directory / "model-average.safetensors"
-
-    @property
-    def pretrained(self) -> Path:
-        """Folder of the trained transformers model, for ``from_pretrained``."""
-        return self.directory / "pretrained"
-
-    @property
-    def pretrained_average(self) -> Path:
-        """Folder of the model with the moving averages of the weights."""
-        return self.directory / "pretrained-average"
-
-    @property
-    def best_weights(self) -> Path:
-        """The weights of the best evaluation, when the run succeeded."""
-        return self.directory / "model-best.safetensors"
-
-    @property
-    def pretrained_best(self) -> Path:
-        """Folder of the model with the weights of the best evaluation."""
-        return self.directory / "pretrained-best"
-
-    @property
-    def base(self) -> Path:
-        """Folder of the frozen model, when an adapter of random weights was trained."""
-        return self.directory / "base"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of the events for TensorBoard."""
-        return self.directory / "tensorboard"
-
-    @property
-    def mlflow(self) -> Path:
-        """The database of MLflow, where no server was named."""
-        return self.directory / "mlflow.db"
-
-    @property
-    def tracked_runs(self) -> Path:
-        """The ids of the run in trackers (JSON)."""
-        return self.directory / "tracked-runs.json"
-
-    @property
-    def cache(self) -> Path:
-        """Folder of the libraries' caches, removed with the run's folder."""
-        return self.directory / "cache"
+    recommendation = _Below("recommendation.json")
+    """The recommendation that the run was started from (JSON)."""
+    request = _Below("training.json")
+    """The ``TrainingRequest`` (JSON)."""
+    progress = _Below("progress.jsonl")
+    """The log of progress: one ``TrainingProgress`` per line."""
+    result = _Below("result.json")
+    """The ``TrainingResult``; absent during the run and after a kill."""
+    log = _Below("log.txt")
+    """Output of the training process."""
+    checkpoints = _Below("checkpoints")
+    """Folder of the checkpoints and the pointer to the newest."""
+    newest_checkpoint = _Below("checkpoints/newest.json")
+    """Pointer to the newest checkpoint: its folder and its update (JSON)."""
+    weights = _Below("model.safetensors")
+    """The trained weights, when the run succeeded."""
+    average_weights = _Below("model-average.safetensors")
+    """The moving averages of the weights, when the spec requests them."""
+    pretrained = _Below("pretrained")
+    """Folder of the trained transformers model, for ``from_pretrained``."""
+    pretrained_average = _Below("pretrained-average")
+    """Folder of the model with the moving averages of the weights."""
+    best_weights = _Below("model-best.safetensors")
+    """The weights of the best evaluation, when the run succeeded."""
+    pretrained_best = _Below("pretrained-best")
+    """Folder of the model with the weights of the best evaluation."""
+    base = _Below("base")
+    """Folder of the frozen model, when an adapter of random weights was trained."""
+    tensorboard = _Below("tensorboard")
+    """Folder of the events for TensorBoard."""
+    mlflow = _Below("mlflow.db")
+    """The database of MLflow, where no server was named."""
+    tracked_runs = _Below("tracked-runs.json")
+    """The ids of the run in trackers (JSON)."""
+    cache = _Below("cache")
+    """Folder of the libraries' caches, removed with the run's folder."""
+    micro_batch_bound_file = _Below("largest-micro-batch.json")
+    """The bound on micro-batches (JSON), written when one did not fit and could not be divided on the spot."""
 
     def cache_variables(self) -> dict[str, str]:
         """Environment variables that make libraries cache data and compiled code in the run's folder."""
@@ -146,11 +105,6 @@ class RunPaths:
             "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
             "TRITON_CACHE_DIR": str(cache / "triton"),
         }
-
-    @property
-    def micro_batch_bound_file(self) -> Path:
-        """The bound on micro-batches (JSON), written when one did not fit and could not be divided on the spot."""
-        return self.directory / "largest-micro-batch.json"
 
     def micro_batch_bound(self) -> int | None:
         """Samples in the largest micro-batch that may still be tried; None when none has failed, or it is not known.

@@ -16,7 +16,6 @@ from typing import Any
 
 from batchwright.schemas.training import RunOutcome
 from batchwright.training.trackers.base import TrackedRun
-from batchwright.training.trackers.run_id import read_run_id, write_run_id
 
 _EXPERIMENT = "batchwright"
 _MOST_UNWRITTEN = 1000
@@ -25,18 +24,14 @@ _STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED", RunOu
 
 
 class MLflow:
-    """Writes a run that a resumed process goes on with.
-
-    Args:
-        run: the run.
-    """
+    """Writes a run that a resumed process goes on with."""
 
     def __init__(self, run: TrackedRun) -> None:
         tracking = import_module("mlflow.tracking")
         self._entities = import_module("mlflow.entities")
         address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.paths.mlflow.absolute()}"
         self._client: Any = tracking.MlflowClient(tracking_uri=address)
-        self._id = read_run_id(run.paths.tracked_runs, "mlflow") or self._new(run)
+        self._id = run.ids().get("mlflow") or self._new(run)
         self._client.update_run(self._id, status="RUNNING")
         self._unwritten: deque[Any] = deque()
         """Operations of the newest figures, which MLflow writes in a thread of its own."""
@@ -48,8 +43,7 @@ class MLflow:
         made = str(self._client.create_run(identifier, run_name=run.name).info.run_id)
         parameters = [self._entities.Param(key, str(value)) for key, value in run.settings.items()]
         self._client.log_batch(made, params=parameters)
-        write_run_id(run.paths.tracked_runs, "mlflow", made)
-        return made
+        return run.keep_id("mlflow", made)
 
     def begin(self, resumed_from: int) -> None:
         """Do nothing: updates that are made again are shown again."""

@@ -8,12 +8,12 @@ uploads them.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping
 from importlib import import_module
 
 from batchwright.schemas.training import RunOutcome
 from batchwright.training.trackers.base import TrackedRun
-from batchwright.training.trackers.run_id import run_id
 
 _PROJECT = "batchwright"
 
@@ -22,9 +22,6 @@ class WeightsAndBiases:
     """Writes a run that a resumed process goes on with.
 
     The figures' axis is ``update``, not wandb's own step, which cannot go back to the update of a checkpoint.
-
-    Args:
-        run: the run.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -33,7 +30,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             dir=str(run.paths.directory),
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            id=run_id(run.paths.tracked_runs, "wandb"),
+            id=run.ids().get("wandb") or run.keep_id("wandb", uuid.uuid4().hex),
             name=run.name,
             resume="allow",
             mode=mode,
