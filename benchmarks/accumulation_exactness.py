@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from batchwright.training.accumulation.collectives import Ranks, join_ranks
-from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.micro_batches.splitting import split_batch
 from batchwright.workloads.base import IGNORED_LABEL, count_labels, summed_cross_entropy
 
 # --- the published results, by our engine ---

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from batchwright.training.accumulation.collectives import join_ranks
-from batchwright.training.accumulation.engine import GradientAccumulation, windows
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.micro_batches.splitting import windows
 from batchwright.workloads.base import count_labels
 
 

@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from batchwright.device_traits import CPU_ALLOCATOR, CPU_THREADS
 from batchwright.schemas.workload import parse_spec
 from batchwright.torch_internals import foreach_add_
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
 from batchwright.workloads.base import Batch, LossTerms
 from batchwright.workloads.build import build_workload
 

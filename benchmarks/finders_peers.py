@@ -33,9 +33,10 @@ from batchwright.errors import OutOfMemoryError
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.requests import TuningRequest
-from batchwright.training.micro_batches.splitting import sliced, to_device
+from batchwright.training.micro_batches.nested_batches import to_device
+from batchwright.training.micro_batches.splitting import sliced
 from batchwright.training.optimizers import build_optimizer
-from batchwright.training.precision import autocast
+from batchwright.training.update_engine import autocast
 from batchwright.workloads.base import Batch
 from batchwright.workloads.build import build_model, build_workload
 from batchwright.workloads.preload import import_early, late_imports

@@ -41,11 +41,11 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingProgress, TrainingResult
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
-from batchwright.training.data import epoch_order
+from batchwright.training.data.seeding import epoch_order
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.training.micro_batches.rng_state import seed_everything
-from batchwright.workloads.adapters.adapter_weights import trained_state
+from batchwright.workloads.adapters.adapter_output import trained_state
 from batchwright.workloads.build import build_workload
 from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 from batchwright.workloads.pretrained.starting_weights import StartingWeights

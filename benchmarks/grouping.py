@@ -20,7 +20,8 @@ from torch import Tensor
 
 from batchwright.schemas.workload import parse_spec
 from batchwright.training.batch_schedule import BatchSchedule, Position
-from batchwright.training.data import TrainingData, build_data
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.build import build_data
 from batchwright.workloads.base import IGNORED_LABEL
 from batchwright.workloads.build import build_workload
 

@@ -16,8 +16,10 @@ from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome
 from batchwright.training.accumulation.collectives import single_rank_group
-from batchwright.training.accumulation.engine import GradientAccumulation, UpdateReport, split_batch
+from batchwright.training.accumulation.engine import GradientAccumulation
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.training.micro_batches.loss_window import UpdateReport
+from batchwright.training.micro_batches.splitting import split_batch
 from batchwright.workloads.base import LossTerms
 from tests.gpu import RECOVERIES
 from tests.support.factories import gpt_spec, recommendation

@@ -40,7 +40,6 @@ HOMONYMS = {
     "hugging_face": "a workload built with transformers, an export to its trainer, a callback of the trainer",
     "jobs": "one concept through the layers: use case, route, call of the SDK",
     "lightning": "an export to its trainer, callbacks of the trainer",
-    "precision": "of a run, of the coupling check",
     "problems": "problem documents, and their HTTP responses",
     "protocol": "messages between two processes of one package",
     "recommendation": "the document, the function that makes it, and the document with methods",

@@ -24,7 +24,7 @@ from batchwright.training.accumulation.collectives import Ranks, join_ranks
 from batchwright.training.accumulation.engine import GradientAccumulation
 from batchwright.training.assembly import build_run
 from batchwright.training.batch_schedule import BatchSchedule, Position
-from batchwright.training.data import SampleRange
+from batchwright.training.data.loading import SampleRange
 from batchwright.training.fsdp import full_tensors, load_optimizer, load_weights, shard
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.training.micro_batches.splitting import MicroBatch, sliced, split_batch

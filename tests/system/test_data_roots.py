@@ -26,7 +26,9 @@ from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob
-from batchwright.training.data import DataFolders, TrainingData, build_data
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.build import build_data
+from batchwright.training.data.files import DataFolders
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, mlp_spec, recommendation, resnet_spec

@@ -19,10 +19,10 @@ from batchwright.planning.fingerprint import relevant_versions
 from batchwright.schemas.optimizer import OptimizerSpec
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
+from batchwright.training.accumulation.engine import GradientAccumulation
 from batchwright.training.assembly import build_run
 from batchwright.training.launching.run_directory import RunPaths
-from batchwright.training.micro_batches.splitting import MicroBatch, sliced
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced, split_batch
 from batchwright.training.optimizers import build_optimizer, materialize_state
 from batchwright.training.trainer import Trainer
 from batchwright.training.update_engine import UpdateEngine

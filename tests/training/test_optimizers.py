@@ -17,9 +17,10 @@ from batchwright.errors import SpecError
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.optimizer import OPTIMIZERS, OptimizerArguments, OptimizerName, OptimizerSpec
 from batchwright.schemas.requests import TrainingRequest
-from batchwright.training.accumulation.engine import GradientAccumulation, split_batch
+from batchwright.training.accumulation.engine import GradientAccumulation
 from batchwright.training.assembly import build_run
 from batchwright.training.launching.run_directory import RunPaths
+from batchwright.training.micro_batches.splitting import split_batch
 from batchwright.training.optimizers import build_optimizer, materialize_state
 from batchwright.training.trainer import Trainer
 from batchwright.workloads.build import check_workload

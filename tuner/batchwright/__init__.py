@@ -84,9 +84,9 @@ if TYPE_CHECKING:
         parse_spec,
     )
     from batchwright.training.accumulation.collectives import ProcessGroup, join_ranks, local_rank
-    from batchwright.training.accumulation.engine import GradientAccumulation, windows
+    from batchwright.training.accumulation.engine import GradientAccumulation
     from batchwright.training.batch_schedule import BatchSchedule, Position
-    from batchwright.training.micro_batches.splitting import MicroBatch
+    from batchwright.training.micro_batches.splitting import MicroBatch, windows
     from batchwright.training.optimizers import build_optimizer, build_schedule
 
 _MODULES = {
@@ -148,15 +148,15 @@ _MODULES = {
         "join_ranks",
         "local_rank",
     ),
-    "batchwright.training.accumulation.engine": (
-        "GradientAccumulation",
-        "windows",
-    ),
+    "batchwright.training.accumulation.engine": ("GradientAccumulation",),
     "batchwright.training.batch_schedule": (
         "BatchSchedule",
         "Position",
     ),
-    "batchwright.training.micro_batches.splitting": ("MicroBatch",),
+    "batchwright.training.micro_batches.splitting": (
+        "MicroBatch",
+        "windows",
+    ),
     "batchwright.training.optimizers": (
         "build_optimizer",
         "build_schedule",

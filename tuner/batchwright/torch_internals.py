@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "CPU_KEYS",
@@ -50,13 +50,14 @@ __all__ = [
     "schema_of",
     "shut_down_loader",
     "storage_at",
+    "tree_leaves",
     "tree_map",
     "version_of",
 ]
 
 # TorchDispatchMode: documented as the way to see every operator, and exported by no public module.
 # is_traceable_wrapper_subclass: a tensor subclass shows in no public way that it wraps other tensors.
-# tree_map: torch's functions over nested containers have no public module in Python.
+# tree_leaves, tree_map: torch's functions over nested containers have no public module in Python.
 
 foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_

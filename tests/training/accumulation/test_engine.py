@@ -20,9 +20,10 @@ from batchwright.errors import SpecError, WorkloadError
 from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import Ranks
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
-from batchwright.training.accumulation.gradient_sums import GradientSums, InPlaceSums, ScratchSums
-from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering, GradientSums, InPlaceSums, ScratchSums
+from batchwright.training.micro_batches.loss_window import UpdateReport
+from batchwright.training.micro_batches.splitting import sliced, split_batch, windows
 from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.base import IGNORED_LABEL, Batch, LossTerms, count_labels, pad_tokens
 from batchwright.workloads.build import build_model, build_workload

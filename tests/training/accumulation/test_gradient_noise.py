@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from batchwright.planning.noise_scale import NoiseMeasurement, noise_scale
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.engine import GradientAccumulation
 from batchwright.training.accumulation.gradient_noise import GradientNoise
+from batchwright.training.accumulation.gradient_sums import Gathering
 from batchwright.training.batch_schedule import cut
 from batchwright.training.micro_batches.splitting import MicroBatch, sliced
 from tests.support.faults import (

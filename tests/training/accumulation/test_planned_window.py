@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from batchwright.errors import WorkloadError
 from batchwright.planning.accumulation import balanced_plan
 from batchwright.training.accumulation.collectives import Ranks
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
 from batchwright.training.accumulation.planned_window import PlannedWindow
 from batchwright.training.micro_batches.splitting import as_micro_batch, windows
 from tests.support.faults import (

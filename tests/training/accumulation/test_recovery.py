@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from batchwright.device_traits import traits_of
 from batchwright.errors import OutOfMemoryError, WorkloadError
 from batchwright.training.accumulation import engine
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch
-from batchwright.training.accumulation.gradient_sums import InPlaceSums
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering, InPlaceSums
 from batchwright.training.accumulation.recovery import Action, decide
+from batchwright.training.micro_batches.loss_window import UpdateReport
 from batchwright.training.micro_batches.rng_state import RandomState, seed_everything
-from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.micro_batches.splitting import sliced, split_batch
 from batchwright.workloads.base import LossTerms
 from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import mlp_spec

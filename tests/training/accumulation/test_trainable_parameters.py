@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from batchwright.errors import WorkloadError
 from batchwright.training.accumulation.collectives import single_rank_group
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
 from batchwright.training.fsdp import shard
 
 both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from batchwright.errors import BatchwrightError
 from batchwright.planning.accumulation import balanced_plan
 from batchwright.training.accumulation.collectives import ProcessGroup
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport, split_batch, windows
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
+from batchwright.training.micro_batches.loss_window import UpdateReport
 from batchwright.training.micro_batches.rng_state import RandomState
+from batchwright.training.micro_batches.splitting import split_batch, windows
 
 WINDOWS: Any = windows
 SPLIT_BATCH: Any = split_batch

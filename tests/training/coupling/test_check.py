@@ -16,8 +16,9 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from batchwright.errors import WorkloadError
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
-from batchwright.training.coupling.check import CouplingReport, check_coupling, check_spec_coupling
+from batchwright.training.coupling.check import check_coupling, check_spec_coupling
 from batchwright.training.coupling.precision import LIMITS
+from batchwright.training.coupling.report import CouplingReport
 from batchwright.training.micro_batches.splitting import sliced
 from batchwright.workloads.base import LossTerms
 from batchwright.workloads.build import build_workload

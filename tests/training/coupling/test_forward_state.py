@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm
 from torch.profiler import ProfilerActivity, profile
 
-from batchwright.training.coupling.check import CouplingReport, check_coupling
+from batchwright.training.coupling.check import check_coupling
+from batchwright.training.coupling.report import CouplingReport
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.splitting import sliced
 from tests.support.coupled import WIDTH, Case, squares

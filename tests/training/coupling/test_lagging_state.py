@@ -13,8 +13,10 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.nn.utils.parametrizations import spectral_norm
 
 from batchwright.errors import WorkloadError
-from batchwright.training.accumulation.engine import GradientAccumulation, UpdateReport
-from batchwright.training.coupling.check import CouplingReport, check_coupling
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.coupling.check import check_coupling
+from batchwright.training.coupling.report import CouplingReport
+from batchwright.training.micro_batches.loss_window import UpdateReport
 from batchwright.training.micro_batches.splitting import sliced
 from tests.support.coupled import WIDTH, Case
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
 from batchwright.errors import WorkloadError
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
+from batchwright.training.micro_batches.loss_window import UpdateReport
 from batchwright.training.micro_batches.rng_state import RandomState, seed_everything
 
 CPU = torch.device("cpu")

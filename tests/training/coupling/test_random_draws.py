@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.utils.checkpoint import checkpoint
 
-from batchwright.training.coupling.check import CouplingReport, check_coupling
+from batchwright.training.coupling.check import check_coupling
+from batchwright.training.coupling.report import CouplingReport
 from batchwright.training.micro_batches.splitting import sliced
 from batchwright.workloads.base import LossTerms
 from tests.support.coupled import WIDTH, Case, Noisy, Terms, squares

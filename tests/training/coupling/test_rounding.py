@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 
-from batchwright.training.coupling.check import CouplingReport, check_coupling, check_spec_coupling
+from batchwright.training.coupling.check import check_coupling, check_spec_coupling
+from batchwright.training.coupling.report import CouplingReport
 from batchwright.training.micro_batches.splitting import sliced
 from batchwright.workloads.base import LossTerms
 from batchwright.workloads.build import build_workload

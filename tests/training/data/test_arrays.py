@@ -14,7 +14,9 @@ import torch
 from PIL import Image
 
 from batchwright.errors import SpecError
-from batchwright.training.data import SampleRange, WindowLoader, build_data, join_batches
+from batchwright.training.data.build import build_data
+from batchwright.training.data.loading import SampleRange, WindowLoader
+from batchwright.training.data.sources.workload_samples import join_batches
 from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tests.support.sources import built, problem

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from batchwright.errors import SpecError
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data import TrainingData
+from batchwright.training.data.base import TrainingData
 from batchwright.training.data.sources.chat_template import Chat, ChatTemplate
 from batchwright.workloads.base import IGNORED_LABEL
 from batchwright.workloads.build import build_model, build_workload

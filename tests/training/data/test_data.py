@@ -21,8 +21,10 @@ from batchwright.schemas.dataset.data_spec import DataSpec, TextData
 from batchwright.schemas.dataset.evaluation_spec import EvaluationSpec
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.batch_schedule import BatchSchedule, Position
-from batchwright.training.data import DataFolders, SampleRange, WindowLoader, build_data, epoch_order
-from batchwright.training.data.build import SOURCES
+from batchwright.training.data.build import SOURCES, build_data
+from batchwright.training.data.files import DataFolders
+from batchwright.training.data.loading import SampleRange, WindowLoader
+from batchwright.training.data.seeding import epoch_order
 from batchwright.training.evaluation.held_out_data import build_run_data
 from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, transformers_spec

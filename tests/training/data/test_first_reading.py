@@ -14,11 +14,13 @@ from batchwright.errors import SpecError
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.reading_progress import ReadingProgress
-from batchwright.training.data import DataFolders, build_data, first_reading
+from batchwright.training.data import first_reading
 from batchwright.training.data.base import SelectedSamples
+from batchwright.training.data.build import build_data
+from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import FirstReading, TimeIsUpError, place_in
 from batchwright.training.data.sources.completions import encoded_rows
-from batchwright.training.data.sources.rows import read_rows, rows_with_text
+from batchwright.training.data.sources.rows import read_rows, rows_with_all
 from batchwright.training.evaluation.held_out_data import build_run_data
 from batchwright.workloads.base import Sample
 from batchwright.workloads.build import build_workload
@@ -96,7 +98,7 @@ def test_rows_that_are_encoded_in_order_end_with_the_time(tmp_path: Path) -> Non
     data, reading = records(tmp_path, 1500).data, new_reading(tmp_path)
     assert isinstance(data, RecordsData)
     rows = read_rows(data, DataFolders(cache=tmp_path / "cache", reading=reading))
-    texts = rows_with_text(rows, data, {"data.text_field": "text"})
+    texts = rows_with_all(rows, data, {"data.text_field": "text"})
     reading.deadline = 0.0
     with pytest.raises(TimeIsUpError):
         list(encoded_rows(texts, texts_of, "data.text_field"))

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data import build_data
+from batchwright.training.data.build import build_data
 from batchwright.workloads.base import IGNORED_LABEL
 from batchwright.workloads.build import build_model, build_workload
 from tests.support.sources import built, problem

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from batchwright.errors import TrainingError
-from batchwright.training.data import AccumulationWindow, SampleRange, TrainingData, WindowLoader, build_data
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.build import build_data
+from batchwright.training.data.loading import AccumulationWindow, SampleRange, WindowLoader
 from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, mlp_spec
 
@@ -215,7 +217,8 @@ def test_a_batch_that_cannot_be_sent_is_an_error() -> None:
 
 _LOADS_ONCE = """
 import torch
-from batchwright.training.data import SampleRange, TrainingData, WindowLoader
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.loading import SampleRange, WindowLoader
 data = TrainingData(range(10), torch.tensor)
 print(list(WindowLoader(data, [(SampleRange(0, (1, 2)),)], workers=1, seed=0)))
 """
@@ -263,7 +266,8 @@ def test_a_worker_is_free_of_the_limit_and_leaves_signals_to_its_parent() -> Non
 
 _LOADS_FOR_EVER = """
 import multiprocessing, itertools, time, torch
-from batchwright.training.data import SampleRange, TrainingData, WindowLoader
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.loading import SampleRange, WindowLoader
 data = TrainingData(range(10), torch.tensor)
 windows = iter(WindowLoader(data, (((SampleRange(0, (1,))),) for _ in itertools.count()), workers=2, seed=0))
 next(windows)

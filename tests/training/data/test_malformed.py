@@ -11,7 +11,7 @@ import pytest
 
 from batchwright.errors import SpecError
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data import build_data
+from batchwright.training.data.build import build_data
 from batchwright.training.data.sources import completions
 from batchwright.workloads.base import Workload
 from batchwright.workloads.build import build_workload

@@ -21,7 +21,7 @@ from batchwright.errors import SpecError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingProgress
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
-from batchwright.training.data import DataFolders
+from batchwright.training.data.files import DataFolders
 from batchwright.training.data.sources.packing import PackedSamples, best_fit_decreasing, pack
 from batchwright.training.evaluation.held_out_data import build_run_data
 from batchwright.training.launching.launcher import TrainingProcess

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data import DataFolders
+from batchwright.training.data.files import DataFolders
 from batchwright.training.data.sources.pair_records import PairSamples
 from batchwright.training.evaluation.held_out_data import build_run_data
 from batchwright.workloads.base import IGNORED_LABEL

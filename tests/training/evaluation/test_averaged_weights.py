@@ -15,10 +15,10 @@ from batchwright.hardware.memory_devices.factory import open_device
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingProgress
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.evaluation.averaged_weights import averages_as_weights
 from batchwright.training.evaluation.evaluation_sums import EvaluationShare
 from batchwright.training.evaluation.run_evaluation import RunEvaluation
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
+from batchwright.training.update_engine import averages_as_weights
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.faults import relative_distance
 from tests.support.soak import killed_and_resumed

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from batchwright.errors import WorkloadError
+from batchwright.schemas.training import TrainedFigures
 from batchwright.training.accumulation.collectives import Ranks
-from batchwright.training.evaluation.evaluation_sums import BatchSums, EvaluationFigures, figures
+from batchwright.training.evaluation.evaluation_sums import BatchSums, figures
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
 from batchwright.workloads.base import LabelScores, LossTerms, RewardScores
 
@@ -20,7 +21,7 @@ def sums_of(terms: LossTerms, scores: LabelScores | RewardScores | None = None) 
     return sums
 
 
-def figures_of(terms: LossTerms) -> EvaluationFigures:
+def figures_of(terms: LossTerms) -> TrainedFigures:
     """The figures of a batch."""
     share = sums_of(terms).share(largest=4, splits=(), failure=None, is_stopped=False)
     return figures([share], ("perplexity",), {})

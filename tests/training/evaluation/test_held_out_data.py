@@ -12,8 +12,8 @@ from PIL import Image
 
 from batchwright.errors import SpecError
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data import DataFolders, TrainingData
-from batchwright.training.data.base import SelectedSamples
+from batchwright.training.data.base import SelectedSamples, TrainingData
+from batchwright.training.data.files import DataFolders
 from batchwright.training.evaluation.held_out_data import RunData, build_run_data
 from batchwright.workloads.build import build_workload
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec

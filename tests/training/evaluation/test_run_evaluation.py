@@ -70,8 +70,7 @@ class Scripted:
         share = EvaluationShare(
             sums={} if loss is None else {"loss": loss * 10},
             weights={} if loss is None else {"loss": 10.0},
-            correct=loss or 0.0,
-            labels=10.0,
+            counts={"correct": loss or 0.0, "labels": 10.0},
             samples=10,
             largest=4,
             splits=(),

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import WorkloadError
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation, UpdateReport
-from batchwright.training.micro_batches.loss_window import as_weight
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
+from batchwright.training.micro_batches.loss_window import UpdateReport, as_weight
 
 both_gatherings = pytest.mark.parametrize("gathering", ["scratch", "in-place"])
 NARROW = [torch.bfloat16, torch.float16]

@@ -16,7 +16,8 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
 
 from batchwright.errors import OutOfMemoryError, WorkloadError
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
 from batchwright.training.micro_batches.nested_batches import named_tensors, to_device
 from batchwright.training.micro_batches.splitting import sliced
 from tests.support.faults import out_of_memory

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import WorkloadError
-from batchwright.training.accumulation.engine import Gathering, GradientAccumulation
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import Gathering
 from batchwright.training.micro_batches.snapshot import Snapshot
 from tests.support.faults import out_of_memory
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -258,8 +257,15 @@ class ExactBatchSize(_Watching):
         with TemporaryFolder() as folder, _on_the_cpu(pl_module, device):
             file = folder / "module.pickle"
             unknown = save(file, pl_module, trainer.optimizers[0], samples, loader.collate_fn)
+            # the workload of the saved module, with the Trainer's precision and clipping
+            clips = trainer.gradient_clip_val if trainer.gradient_clip_algorithm in {None, "norm"} else None
+            spec = {
+                "model": {"kind": "python", "target": TRAINING_MODULE, "arguments": {"file": str(file)}},
+                "precision": _SPEC_PRECISIONS[trainer.precision],
+                "gradient_clipping": clips or None,
+            }
             found = tune(
-                _spec(trainer, file),
+                spec,
                 self._effective_batch_size,
                 **{"device": str(device), "uniform": True, **bounds, **self._options},
             )
@@ -299,16 +305,6 @@ class ExactBatchSize(_Watching):
             )
 
 
-def _spec(trainer: Trainer, file: Path) -> dict[str, Any]:
-    """The workload of a saved module, with the Trainer's precision and clipping."""
-    clips = trainer.gradient_clip_val if trainer.gradient_clip_algorithm in {None, "norm"} else None
-    return {
-        "model": {"kind": "python", "target": TRAINING_MODULE, "arguments": {"file": str(file)}},
-        "precision": _SPEC_PRECISIONS[trainer.precision],
-        "gradient_clipping": clips or None,
-    }
-
-
 # --- parts of both ---
 
 
@@ -339,11 +335,7 @@ def _ends_short(loader: object, samples_at_once: int) -> bool:
 
 
 def _training_loader(trainer: Trainer) -> DataLoader[Any]:
-    """The loader of module or data module, as the user makes it.
-
-    Raises:
-        SpecError: when there are several, or it has no samples that can be collated.
-    """
+    """The loader of module or data module, as the user makes it."""
     loader = trainer.fit_loop._data_source.dataloader()  # noqa: SLF001 - as the loop itself calls it
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         message = "must return one DataLoader of samples, with a batch size"

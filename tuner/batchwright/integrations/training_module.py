@@ -46,12 +46,7 @@ def save(
 ) -> tuple[Advice, ...]:
     """Write what ``TrainingModule`` reads. Classes of a script or a notebook are written by value.
 
-    Args:
-        file: the file to write.
-        module: on the CPU. Of its Trainer, only the class and the schedulers of learning rates are written.
-        optimizer: of its parameters.
-        samples: the largest of the data, largest first.
-        collate: makes a batch of samples.
+    Of the Trainer of the module, which is on the CPU, only the class and the schedulers of learning rates are written.
 
     Returns:
         warnings of what the module uses and probes cannot compare.
@@ -86,8 +81,7 @@ class _SamplePickler(ModulePickler):
 class TrainingModule:
     """A ``batchwright.workloads.base.Workload`` of a module's ``training_step`` that builds its own optimizer.
 
-    Args:
-        file: path of what ``save`` wrote, there until the tuning has ended.
+    It reads the file that ``save`` wrote, which has to be there until the tuning has ended.
     """
 
     keeps_modes = True  # as Lightning does
@@ -161,8 +155,11 @@ def largest_samples(loader: DataLoader[Sample]) -> list[Sample]:
     Raises:
         SpecError: when a stream cannot be copied, such as one that holds a generator.
     """
-    read = list(_spread(loader.dataset))
-    return sorted(read, key=_size, reverse=True)[:_KEPT]
+    return sorted(
+        _spread(loader.dataset),
+        key=lambda sample: sum(tensor.numel() for tensor in tensors_of(sample)) + _listed(sample),
+        reverse=True,
+    )[:_KEPT]
 
 
 def _spread(dataset: Any) -> Iterator[Sample]:  # noqa: ANN401 - sized or not
@@ -183,13 +180,8 @@ def _spread(dataset: Any) -> Iterator[Sample]:  # noqa: ANN401 - sized or not
         yield dataset[number * length // count]
 
 
-def _size(sample: Sample) -> int:
-    """Elements of the tensors of a sample, or of lists of numbers that become tensors."""
-    elements = sum(tensor.numel() for tensor in tensors_of(sample))
-    return elements + _listed(sample)
-
-
 def _listed(sample: Sample) -> int:
+    """Numbers in the lists of a sample, which become tensors."""
     if isinstance(sample, Mapping):
         return sum(_listed(value) for value in sample.values())
     if isinstance(sample, (list, tuple)):

@@ -29,8 +29,10 @@ from batchwright.system.data_roots import DataRoots
 from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.batch_schedule import BatchSchedule, Position
 from batchwright.training.checkpoints import Checkpoints
-from batchwright.training.data import DataFolders, TrainingData, epoch_order
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import end_parsers
+from batchwright.training.data.seeding import epoch_order
 from batchwright.training.evaluation.evaluator import Evaluator, evaluated_workload
 from batchwright.training.evaluation.held_out_data import RunData, build_run_data
 from batchwright.training.evaluation.library_metrics import import_metrics
@@ -41,7 +43,7 @@ from batchwright.training.micro_batches.rng_state import seed_everything
 from batchwright.training.optimizers import build_lr_scheduler
 from batchwright.training.run_coupling import RunCoupling
 from batchwright.training.update_engine import UpdateEngine
-from batchwright.workloads.adapters.adapter_weights import base_digest
+from batchwright.workloads.adapters.adapter_output import base_digest
 from batchwright.workloads.base import BuildsLRScheduler, Workload
 from batchwright.workloads.build import build_model, build_workload
 from batchwright.workloads.pretrained.hub_files import cache_roots, fetch_model
@@ -138,7 +140,9 @@ def build_run(
         coupling.require_separate(accumulates=_accumulates(batch_schedule, micro_batch_size, ranks))
     if pretrained is not None and (is_new or _has_frozen_weights(spec)):
         workload = _starting(spec, *pretrained, ranks, notes)
-    _limit_memory(recommendation, device)
+    limit = recommendation.headroom.limit_bytes if recommendation.headroom else None
+    if limit is not None and (device.torch_device.type == "cpu" or limit < device.total_bytes()):
+        device.limit(limit)
     seed_everything(request.seed)
     model = build_model(spec, workload)
     base_sha256 = _base_digest(spec, model, ranks)
@@ -198,11 +202,7 @@ def _accumulates(batch_schedule: BatchSchedule, micro_batch_size: int, ranks: Ra
 
 
 def _largest_micro_batch(recommendation: Recommendation, bound: int | None, notes: list[str]) -> int:
-    """The largest micro-batch size that fits, or the smaller ``bound`` of a run in which one did not fit.
-
-    Raises:
-        TrainingError: when nothing fits.
-    """
+    """The largest micro-batch size that fits, or the smaller ``bound`` of a run in which one did not fit."""
     largest = recommendation.largest_micro_batch_size
     if not recommendation.feasible or largest is None:
         raise TrainingError(f"this recommendation is not feasible: {recommendation.infeasible_reason}")
@@ -213,13 +213,6 @@ def _largest_micro_batch(recommendation: Recommendation, bound: int | None, note
         "effective batch size is unchanged"
     )
     return bound
-
-
-def _limit_memory(recommendation: Recommendation, device: MemoryDevice) -> None:
-    """Set the limit that the run was tuned for, on the CPU or if the limit is below the GPU's memory."""
-    limit = recommendation.headroom.limit_bytes if recommendation.headroom else None
-    if limit is not None and (device.traits.counts_host_memory or limit < device.total_bytes()):
-        device.limit(limit)
 
 
 def pretrained_folder(spec: WorkloadSpec, roots: DataRoots, *, weights: bool = True) -> tuple[Path, DataRoots] | None:
@@ -247,11 +240,7 @@ def _has_frozen_weights(spec: WorkloadSpec) -> bool:
 
 
 def _base_digest(spec: WorkloadSpec, model: nn.Module, ranks: Ranks) -> str | None:
-    """SHA-256 of the frozen weights, which must be equal on all ranks; None where none are kept.
-
-    Raises:
-        TrainingError: when the ranks have read different weights.
-    """
+    """SHA-256 of the frozen weights, which must be equal on all ranks; None where none are kept."""
     if not _has_frozen_weights(spec):
         return None
     digest = base_digest(model)

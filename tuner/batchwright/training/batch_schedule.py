@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from torch import Tensor
 
 from batchwright.planning.accumulation import balanced_split
 from batchwright.training.data.base import TrainingData
 from batchwright.training.data.loading import AccumulationWindow, SampleRange
-from batchwright.training.data.order import epoch_order, longest_first
+from batchwright.training.data.seeding import epoch_order, longest_first
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.workloads.base import Batch
 
@@ -79,11 +80,8 @@ class BatchSchedule:
     def window(self, position: Position, largest: int, *, equal_counts: bool = False) -> AccumulationWindow:
         """This rank's sample ranges, of at most ``largest`` samples each, in the window at ``position``.
 
-        Args:
-            position: selects the window.
-            largest: samples in the largest micro-batch.
-            equal_counts: whether to give every rank as many micro-batches as the rank with the most samples has; a
-                rank with fewer samples gets padding micro-batches of one sample.
+        With ``equal_counts`` every rank gets as many micro-batches as the rank with the most samples has: one with
+        fewer samples gets padding micro-batches of one sample.
         """
         size = self.size(position)
         shares = balanced_split(size, self.world_size)
@@ -110,11 +108,8 @@ class BatchSchedule:
 
 def cut(indices: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Cut ``indices`` into consecutive pieces of the given sizes."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(indices[start : start + size])
-        start += size
-    return parts
+    rest = iter(indices)
+    return [tuple(islice(rest, size)) for size in sizes]
 
 
 class WindowQueue(Iterator[AccumulationWindow]):

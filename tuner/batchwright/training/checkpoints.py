@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from batchwright.errors import CheckpointError, DamagedCheckpointError
 from batchwright.system.files import atomic_folder, atomic_path
+from batchwright.torch_internals import tree_leaves
 from batchwright.training.launching.checkpoint_files import (
     check_files,
     checkpoint_folder,
@@ -53,10 +54,8 @@ class IntactCheckpoint:
 class Checkpoints:
     """The checkpoints of a run in one folder, with a pointer to the newest.
 
-    Args:
-        paths: the run's files.
-        run: identity of the run (model, data order, plan); a checkpoint of another run is refused.
-        keep: number of the newest checkpoints to keep.
+    The newest ``keep`` are kept. A checkpoint of another ``run`` (an identity of model, data order and plan) is
+    refused.
     """
 
     def __init__(self, paths: RunPaths, run: str, keep: int) -> None:
@@ -68,11 +67,7 @@ class Checkpoints:
     def save(self, update: int, weights: Weights, state: State, best: int | None = None) -> Path:
         """Write the checkpoint after ``update`` updates, which becomes the newest once it is on the disk.
 
-        Args:
-            update: number of updates made.
-            weights: the weights that change.
-            state: all other state.
-            best: update of an earlier checkpoint to keep, however old.
+        The checkpoint of the update ``best`` is kept, however old.
 
         Raises:
             StorageError: when the disk is full. Earlier checkpoints are kept.
@@ -84,6 +79,7 @@ class Checkpoints:
             with (folder / _STATE).open("wb") as stream:  # a stream's error says more than torch's error for a path
                 torch.save(state, stream)
             write_manifest(folder, self.run, update)
+        # Only now: whenever this process is killed, the pointer names a whole checkpoint, and the old ones are there.
         write_pointer(self._pointer, update)
         folders = sorted(self.directory.glob("update-*"))
         kept = {*[each for each in folders if each <= path][-self.keep :]}
@@ -97,9 +93,7 @@ class Checkpoints:
     def add_evaluation(self, update: int, state: State) -> None:
         """Add the state that an evaluation has changed to the checkpoint after ``update`` updates.
 
-        Args:
-            update: selects the checkpoint.
-            state: plain values, which ``load`` returns in place of those that were saved.
+        ``load`` returns these plain values in place of those that were saved.
 
         Raises:
             StorageError: when the disk is full. The checkpoint is kept as it was.
@@ -149,9 +143,7 @@ class Checkpoints:
     def load(self, update: int, *, checked: bool = False) -> tuple[Weights, State]:
         """Load the weights and the state (on the CPU) of a checkpoint.
 
-        Args:
-            update: selects the checkpoint.
-            checked: whether this process has just compared its files with their checksums.
+        The files are compared with their checksums, unless this process has just ``checked`` them.
 
         Raises:
             CheckpointError: when the checkpoint is missing, damaged, cannot be read, or belongs to another run.
@@ -204,12 +196,7 @@ def bytes_of_weights(weights: Weights) -> int:
 
 def _bytes_of(value: object) -> int:
     """Bytes of the tensors in nested dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    parts: Iterable[object] = value.values() if isinstance(value, dict) else ()
-    if isinstance(value, (list, tuple)):
-        parts = value
-    return sum(map(_bytes_of, parts))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def write_weights(weights: Weights, path: Path) -> None:

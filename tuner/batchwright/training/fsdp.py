@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from batchwright.errors import FieldProblem, SpecError, WorkloadError
-from batchwright.torch_internals import fsdp_parameter_groups
+from batchwright.torch_internals import fsdp_parameter_groups, tree_map
 from batchwright.workloads.causal.reference_policy import reference_of
 
 
@@ -130,45 +130,36 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 def full_tensors(value: Any, *, keep: bool = True) -> Any:  # noqa: ANN401 - nested state of any kind
     """Replace every shard in nested dicts and lists by its full tensor. Every rank must call this.
 
-    Args:
-        value: nested state.
-        keep: whether this rank needs the result. If so, shards are gathered one at a time into the host's memory, else
-            they are replaced by empty tensors.
+    Where this rank does not ``keep`` the result, shards are replaced by empty tensors; else they are gathered one at a
+    time into the host's memory.
     """
-    if isinstance(value, DTensor):
-        gathered = value.full_tensor()
-        return gathered.cpu() if keep else gathered.new_empty(0)
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, dict):
-        return {key: full_tensors(part, keep=keep) for key, part in value.items()}
-    if isinstance(value, list):
-        return [full_tensors(part, keep=keep) for part in value]
-    return value
+
+    def full(leaf: object) -> object:
+        if isinstance(leaf, DTensor):
+            gathered = leaf.full_tensor()
+            return gathered.cpu() if keep else gathered.new_empty(0)
+        return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(full, value)
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Load full ``weights`` into the model, each rank its shard. Names of tied weights may be missing."""
     own = model.state_dict()
-    model.load_state_dict({name: _sharded_like(tensor, own[name]) for name, tensor in weights.items()}, strict=False)
+    model.load_state_dict({name: sharded_like(tensor, own[name]) for name, tensor in weights.items()}, strict=False)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the full ``state_dict`` of an optimizer into ``optimizer``, each rank its shard."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sharded = {
-        number: {name: _sharded_like(value, parameters[number]) for name, value in values.items()}
+        number: {name: sharded_like(value, parameters[number]) for name, value in values.items()}
         for number, values in state["state"].items()
     }
     optimizer.load_state_dict({"state": sharded, "param_groups": state["param_groups"]})
 
 
-def copy_into(tensor: Tensor, value: Tensor) -> None:
-    """Copy a full ``value`` into ``tensor``, which may be a shard."""
-    tensor.copy_(_sharded_like(value, tensor))
-
-
-def _sharded_like(value: Any, own: Tensor) -> Any:  # noqa: ANN401 - an entry of a state may be no tensor
+def sharded_like(value: Any, own: Tensor) -> Any:  # noqa: ANN401 - an entry of a state may be no tensor
     """``value`` sharded like ``own``, if ``own`` is a shard and both have the same shape."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or value.shape != own.shape:
         return value

@@ -12,9 +12,9 @@ from batchwright.schemas.training import RunOutcome, TrainingProgress
 from batchwright.training.assembly import RunParts, seed_rank
 from batchwright.training.batch_schedule import Position, WindowQueue, micro_batches_of
 from batchwright.training.checkpoints import State, Weights, with_tied_names
-from batchwright.training.data import WORKER_BYTES, WindowLoader
+from batchwright.training.data.loading import WORKER_BYTES, WindowLoader
 from batchwright.training.finite_updates import FiniteUpdates
-from batchwright.training.fsdp import copy_into, full_tensors, load_optimizer, load_weights
+from batchwright.training.fsdp import full_tensors, load_optimizer, load_weights, sharded_like
 from batchwright.training.launching.run_log import log
 from batchwright.training.micro_batches.loss_window import finite_or_none
 from batchwright.training.micro_batches.rng_state import RandomState
@@ -22,7 +22,7 @@ from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.run_noise_scale import RunNoiseScale
 from batchwright.training.trained_model import ModelWriter
 from batchwright.units import format_bytes
-from batchwright.workloads.adapters.adapter_weights import base_state, trained_state
+from batchwright.workloads.adapters.adapter_output import base_state, trained_state
 from batchwright.workloads.base import Batch
 from batchwright.workloads.pretrained.model_card import model_card
 
@@ -31,9 +31,6 @@ ProgressSink = Callable[[TrainingProgress], None]
 
 class Trainer:
     """The training loop of a run on this rank's device. All ranks call the same methods in the same order.
-
-    Args:
-        parts: the parts of the run, from ``build_run``.
 
     Attributes:
         position: progress of the run.
@@ -92,11 +89,8 @@ class Trainer:
         """Train until all updates are made, the run ends early, or ``should_stop`` returns true on a rank.
 
         A checkpoint is written in each case. Errors of the device and the workload are raised unchanged, and the last
-        checkpoint is kept.
-
-        Args:
-            report: called once for every update, on rank 0, when its evaluation is over.
-            should_stop: called before every update.
+        checkpoint is kept. ``report`` is called once for every update, on rank 0, when its evaluation is over;
+        ``should_stop`` before every update.
 
         Raises:
             NotFiniteError: when the loss, the gradient or the weights are not finite. No such weights are written.
@@ -356,7 +350,7 @@ class Trainer:
         if state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         for average, saved in zip(self.engine.averages, state["averages"], strict=True):
-            copy_into(average, saved)
+            average.copy_(sharded_like(saved, average))
         self.position = Position(**state["position"])
         self._parts.coupling.load_state(**state["coupling"])
         self.noise_scale.load_state(**state["noise scale"])

@@ -6,7 +6,8 @@ training loops trace the updates of ``OtherLoop``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,26 @@ from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.schemas.estimates import Loop
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.training.accumulation.collectives import Ranks
-from batchwright.training.accumulation.engine import GradientAccumulation, UpdateReport
-from batchwright.training.micro_batches.splitting import MicroBatch, to_device
+from batchwright.training.accumulation.engine import GradientAccumulation
+from batchwright.training.accumulation.gradient_sums import own_parts
+from batchwright.training.micro_batches.loss_window import UpdateReport
+from batchwright.training.micro_batches.nested_batches import to_device
+from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.optimizers import build_optimizer, materialize_state
-from batchwright.training.precision import autocast, loss_scaler
 from batchwright.workloads.base import Batch, BuildsOptimizer, LossTerms, WeighsLosses, Workload
+
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
+def autocast(spec: WorkloadSpec, device: torch.device) -> AbstractContextManager[object]:
+    """The context of a forward pass: autocast for the mixed precisions."""
+    dtype = _AUTOCAST.get(spec.precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def loss_scaler(spec: WorkloadSpec, device: torch.device) -> torch.amp.GradScaler:
+    """Gradient scaler for fp16, whose gradients would underflow otherwise; disabled for the other precisions."""
+    return torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16-mixed")
 
 
 class UpdateEngine:
@@ -27,16 +43,7 @@ class UpdateEngine:
 
     The optimizer's state is allocated at construction, so that the first update takes as much memory as every other,
     and no step runs out of memory half-way. The state of a workload's own optimizer may not begin as zeros: its first
-    step allocates it.
-
-    Args:
-        spec: precision, clipping, optimizer and the way gradients are summed.
-        workload: computes the loss terms.
-        model: on its device, and compiled if the spec says so.
-        memory: the device that the model is on.
-        ranks: the ranks that share each window.
-        recovers: whether to divide a micro-batch that does not fit, or to raise its error, as a probe needs.
-        sharded: whether the model is sharded (FSDP), so that all ranks must run every micro-batch together.
+    step allocates it. Without ``recovers`` a micro-batch that does not fit raises its error, as a probe needs.
     """
 
     def __init__(  # noqa: PLR0913 - a run's parts
@@ -101,11 +108,7 @@ class UpdateEngine:
         return report
 
     def averages_by_name(self, values: Sequence[Tensor] | None = None) -> dict[str, Tensor]:
-        """The moving averages by parameter name, in the parameters' type.
-
-        Args:
-            values: averages of a checkpoint in place of the present ones, in the same order.
-        """
+        """The moving averages, or ``values`` of a checkpoint, by parameter name and in the parameters' type."""
         if not self.averages:
             return {}
         values = self.averages if values is None else values
@@ -183,3 +186,40 @@ class OtherLoop:
             self._outputs = outputs
         loss: Tensor = outputs.loss
         return loss
+
+
+@contextmanager
+def averages_as_weights(
+    parameters: Sequence[nn.Parameter], averages: Sequence[Tensor], memory: MemoryDevice
+) -> Iterator[None]:
+    """Give the parameters the values of the averages during the block. Both are equal to the bit afterwards.
+
+    Parameters in fp32 change places with their averages, which takes no memory. Others, into which an average is
+    rounded, are kept in the host's memory meanwhile, outside the limit, as for a checkpoint. Both may be shards; the
+    averages are in fp32.
+    """
+    own = (own_parts([tensor.detach() for tensor in tensors]) for tensors in (parameters, averages))
+    pairs = list(zip(*own, strict=True))
+    exchanged = [pair for pair in pairs if pair[0].dtype is torch.float32]
+    rounded = [pair for pair in pairs if pair[0].dtype is not torch.float32]
+    with memory.without_limit():
+        kept = [parameter.to("cpu", copy=True) for parameter, _ in rounded]
+    for pair in exchanged:
+        _exchange(*pair)
+    for parameter, average in rounded:
+        parameter.copy_(average)
+    try:
+        yield
+    finally:
+        for pair in exchanged:
+            _exchange(*pair)
+        for (parameter, _), value in zip(rounded, kept, strict=True):
+            parameter.copy_(value)
+
+
+def _exchange(one: Tensor, other: Tensor) -> None:
+    """Exchange the values of two tensors in fp32, bit by bit, without a third one."""
+    bits, others = one.view(torch.int32), other.view(torch.int32)
+    bits.bitwise_xor_(others)
+    others.bitwise_xor_(bits)
+    bits.bitwise_xor_(others)

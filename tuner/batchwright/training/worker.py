@@ -17,7 +17,6 @@ import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from batchwright.errors import BatchwrightError, NotFiniteError, OutOfMemoryError, PeerError, WorkloadError
 from batchwright.hardware.memory_devices.base import MemoryDevice
@@ -39,7 +38,7 @@ from batchwright.training.accumulation.collectives import (
 from batchwright.training.accumulation.recovery import Action, decide
 from batchwright.training.assembly import RunParts, build_run
 from batchwright.training.batch_schedule import Position
-from batchwright.training.data import prepare_reading
+from batchwright.training.data.build import prepare_reading
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.training.launching.run_log import log
 from batchwright.training.progress import ProgressWriter
@@ -67,10 +66,7 @@ class StopRequest:
 
     def install(self) -> None:
         """Handle SIGTERM from now on."""
-        signal.signal(signal.SIGTERM, self._receive)
-
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
-        self.received = True
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "received", True))
 
 
 @dataclass

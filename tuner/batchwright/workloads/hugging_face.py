@@ -78,12 +78,7 @@ _MASKLESS = {"fnet"}
 class LabelledWorkload:
     """Cross-entropy of a transformers model over labels: per sample, per token, or per masked token.
 
-    Args:
-        build: makes the model.
-        inputs: makes ``n`` samples of the model's keyword arguments.
-        labels: makes labels from the inputs, with ``IGNORED_LABEL`` for positions to ignore.
-        config: the model's configuration.
-        label_smoothing: see ``summed_cross_entropy``.
+    ``labels`` makes them from the inputs, with ``IGNORED_LABEL`` for positions to ignore.
     """
 
     def __init__(
@@ -113,9 +108,7 @@ class LabelledWorkload:
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``cross_entropy``."""
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        loss = summed_cross_entropy(model(**inputs).logits, batch["labels"], self._label_smoothing)
-        return {"cross_entropy": (loss, count_labels(batch["labels"]))}
+        return self.score(model, batch).terms
 
     def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
         """Score the classes of each sample or token."""
@@ -160,7 +153,9 @@ def build_config(model: TransformersModel, batch: BatchSpec) -> TransformersConf
     require_router_fields(fields, config)
     if model.task != "ctc":  # whose labels have no positions
         _check_positions(config, batch)
-    _check_classes(config, model.task)
+    if model.task.endswith("-classification") and config.num_labels < _FEWEST_CLASSES:
+        message = f"must be at least {_FEWEST_CLASSES} for {model.task}, whose loss is cross-entropy over the classes"
+        raise model_problem("config.num_labels", message, config.num_labels)
     return config
 
 
@@ -211,12 +206,6 @@ def _check_positions(config: TransformersConfig, batch: BatchSpec) -> None:
         if batch.sequence_length and batch.sequence_length > limit:
             message = f"is {limit} in this config, below batch.sequence_length {batch.sequence_length}"
             raise model_problem(f"{path}.{name}", message)
-
-
-def _check_classes(config: TransformersConfig, task: TransformersTask) -> None:
-    if task.endswith("-classification") and config.num_labels < _FEWEST_CLASSES:
-        message = f"must be at least {_FEWEST_CLASSES} for {task}, whose loss is cross-entropy over the classes"
-        raise model_problem("config.num_labels", message, config.num_labels)
 
 
 def _build_model(
@@ -296,15 +285,8 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
 ) -> Workload:
     """The workload of a ``transformers`` model.
 
-    Args:
-        model: the model.
-        batch: the worst case.
-        recompute: whether activations are checkpointed.
-        is_sharded: whether ranks hold shards of each layer, so that all must run it at the same time.
-        load: builds the model with pretrained weights; None for random weights.
-        label_smoothing: see ``summed_cross_entropy``. Not of `ctc` and `contrastive`.
-        adapter: what is trained instead of the model; None for the model itself.
-        preference: the loss of preference pairs; None for a cross-entropy.
+    Ranks that hold shards of each layer must run it at the same time. Labels of `ctc` and `contrastive` are not
+    smoothed.
 
     Raises:
         SpecError: naming the field of the config that transformers refuses.
@@ -347,11 +329,7 @@ def _inputs(task: TransformersTask, config: TransformersConfig, batch: BatchSpec
 
 
 def _causal_kind(config: TransformersConfig, batch: BatchSpec) -> type[CausalWorkload]:
-    """The workload of a causal language model.
-
-    Raises:
-        SpecError: when documents are packed for a model that would not keep them apart.
-    """
+    """The workload of a causal language model."""
     if batch.packing is not None:
         require_separate_documents(config, batch.sequence_length or 0)
         return PackedWorkload

@@ -172,8 +172,7 @@ class ClassificationWorkload:
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``cross_entropy``."""
-        loss = summed_cross_entropy(model(batch["inputs"]), batch["labels"], self._label_smoothing)
-        return {"cross_entropy": (loss, float(len(batch["labels"])))}
+        return self.score(model, batch).terms
 
     def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
         """Score the classes of each sample."""
@@ -207,7 +206,7 @@ class NextTokenWorkload:
 
     def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
         """One term, ``next_token``: position ``t`` predicts token ``t + 1``."""
-        return {"next_token": self.next_token_loss(self.logits(model, batch), batch)}
+        return self.score(model, batch).terms
 
     def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
         """Score the next token at every position but the last."""

@@ -10,7 +10,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from batchwright.estimation.trace import Category
 from batchwright.estimation.tracing.dispatch_mode import Tracer
-from batchwright.training.micro_batches.splitting import MicroBatch, tensors_of
+from batchwright.training.micro_batches.nested_batches import tensors_of
+from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.update_engine import OtherLoop, UpdateEngine
 
 

@@ -20,7 +20,7 @@ from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.requests import ExpectationRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks
-from batchwright.training.micro_batches.splitting import tensors_of
+from batchwright.training.micro_batches.nested_batches import tensors_of
 from batchwright.workloads.base import Workload
 from batchwright.workloads.build import build_workload
 

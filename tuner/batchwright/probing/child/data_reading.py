@@ -11,7 +11,8 @@ from batchwright.schemas.recommendation import DataReading
 from batchwright.system.data_roots import DataRoots, literal_prefix
 from batchwright.system.files import write_atomically
 from batchwright.training.assembly import pretrained_folder
-from batchwright.training.data import DataFolders, prepare_reading
+from batchwright.training.data.build import prepare_reading
+from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import FirstReading, TimeIsUpError, place_in
 from batchwright.training.evaluation.held_out_data import build_run_data
 from batchwright.workloads.build import build_workload

@@ -66,12 +66,11 @@ from batchwright.training.micro_batches.loss_window import (
     finite_or_none,
     named_terms,
 )
+from batchwright.training.micro_batches.nested_batches import to_device
 from batchwright.training.micro_batches.snapshot import Snapshot
-from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch, split_batch, to_device, windows
+from batchwright.training.micro_batches.splitting import CountSamples, MicroBatch
 from batchwright.workloads import base
 from batchwright.workloads.base import Batch
-
-__all__ = ["Gathering", "GradientAccumulation", "UpdateReport", "split_batch", "windows"]
 
 Loss: TypeAlias = "Callable[[nn.Module, Batch], base.Loss]"
 """Forward pass: the mean over the samples, or ``(loss_sum, weight)``, or such pairs by name."""
@@ -162,7 +161,8 @@ class GradientAccumulation:
         self.ranks = ranks or (ProcessGroup() if wrapped else Ranks())
         self._planned = None if plan is None else PlannedWindow(plan_of(plan), self.ranks, lock_step=lock_step)
         share = None if self._planned is None else sum(self._planned.sizes)
-        self._reader = SampleReader(samples, share, is_checked=checks_coupling and not lock_step)
+        is_checked = checks_coupling and not lock_step
+        self._reader = SampleReader(samples, share, is_checked=is_checked)
         self._has_several_terms = False
         self._called = model.module if isinstance(model, DistributedDataParallel) else model
         self._floating = floating
@@ -178,9 +178,7 @@ class GradientAccumulation:
         self._seeds: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
         self._noise = GradientNoise(self.gradients, self.ranks, self.scaler, lock_step=lock_step)
         self._reduction = Reduction(model, self.gradients, self.ranks, lock_step=lock_step)
-        self._loss_check: LossCheck | None = None
-        if checks_coupling and snapshot is not None:
-            self._loss_check = LossCheck(self._called, snapshot, self.device, floating)
+        self._loss_check = LossCheck(self._called, self.device, floating) if is_checked else None
         self._first_window = None if lock_step else FirstWindow(self._called, self._trainable)
         self._reduction.broadcast_start()
 
@@ -332,6 +330,7 @@ class GradientAccumulation:
                 continue
             recovery.divide(failure, micro_batch)
             del failure  # its traceback keeps the tensors of the failed pass alive
+            # The provisional divisor stays: where sums are kept, they are already divided by it.
             if rerun_window:
                 losses.reset()
             recovery.roll_back()

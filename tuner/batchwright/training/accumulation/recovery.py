@@ -29,8 +29,7 @@ from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.planning.accumulation import balanced_split
 from batchwright.schemas.training import MicroBatchSplit
 from batchwright.training.accumulation.gradient_sums import GradientSums
-from batchwright.training.micro_batches.batch_versions import BatchVersions
-from batchwright.training.micro_batches.snapshot import Snapshot
+from batchwright.training.micro_batches.snapshot import BatchVersions, Snapshot
 from batchwright.training.micro_batches.splitting import MicroBatch
 
 
@@ -44,12 +43,7 @@ class Action(Enum):
 
 
 def decide(*, lock_step: bool, sums_in_place: bool) -> Action:
-    """Look up the decision table of this module, for an error in a pass.
-
-    Args:
-        lock_step: whether the model's own collectives are inside the passes (FSDP).
-        sums_in_place: whether backward passes add to the sums themselves.
-    """
+    """Look up the decision table of this module, for an error in a pass."""
     if lock_step:
         return Action.RESTART
     return Action.DIVIDE_WINDOW if sums_in_place else Action.DIVIDE_MICRO_BATCH
@@ -58,12 +52,7 @@ def decide(*, lock_step: bool, sums_in_place: bool) -> Action:
 class Recovery:
     """Division of micro-batches that do not fit, and the rollback of the failed pass.
 
-    Args:
-        memory: recognises an out-of-memory error.
-        gradients: the sums of the window.
-        snapshot: random generators and what passes change in the model; None in lock step, where no pass is run again.
-        action: the response to an out-of-memory error in a pass.
-        rank: this process, for the record of a split.
+    ``snapshot`` is None in lock step, where no pass is run again.
 
     Attributes:
         largest_micro_batch: micro-batches above this size are divided before they run; lowered by every split.
@@ -131,6 +120,7 @@ class Recovery:
         Raises:
             WorkloadError: when the loss has written to a batch that is to run again, or as ``Snapshot.roll_back``.
         """
+        # Free first: restoring takes memory, of which there is none left. Kernels of the failed pass may still write.
         self._gradients.discard()
         self._memory.synchronize()
         self._memory.release()

@@ -42,8 +42,6 @@ from batchwright.training.micro_batches.splitting import MakesMicroBatches, Micr
 from batchwright.workloads.base import Workload
 from batchwright.workloads.build import build_model, build_workload
 
-__all__ = ["CouplingReport", "Culprit", "check_coupling", "check_spec_coupling"]
-
 _FEWEST_SAMPLES = 2
 _SLOW_SECONDS = 2.0
 """A GPU that takes longer for one run in fp64 has few fp64 units: its fp32 is 32 to 64 times as fast."""
@@ -54,14 +52,8 @@ def check_spec_coupling(
 ) -> CouplingReport:
     """Run ``check_coupling`` on a new model in fp32, without compilation and activation checkpointing.
 
-    Random number generators are as before when the function returns or raises.
-
-    Args:
-        spec: the spec of the training run.
-        workload: the workload that ``build_workload`` has made of the spec.
-        device: the device to compare on.
-        samples: samples of the batch, at least two; with fewer than four, BatchNorm refuses halves of one sample.
-        precision: as for ``check_coupling``.
+    Random number generators are as before when the function returns or raises. The batch has at least two samples; with
+    fewer than four, BatchNorm refuses halves of one sample.
 
     Raises:
         WorkloadError: as ``check_coupling``, or when the workload builds no model that can be trained.
@@ -312,13 +304,7 @@ class _Check:
         return self._runner.run(self._runner.whole, seed=0, reset_modules=reset_modules, continues=True)
 
     def _state_culprits(self, split: Run, noise: Noise, run: Callable[[frozenset[str]], Run]) -> tuple[Culprit, ...]:
-        """Modules whose changing state affects the loss or its gradient; tested type by type.
-
-        Args:
-            split: a run in which the state changes.
-            noise: differences by rounding.
-            run: makes the same run with modules that are reset before each part.
-        """
+        """Modules whose changing state affects the loss or its gradient; tested type by type."""
         found: list[Culprit] = []
         types = {path: type(self._model.get_submodule(path)) for path in self._changed}
         for kind in dict.fromkeys(types.values()):

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from batchwright.device_traits import traits_of
 from batchwright.torch_internals import Dropout
 from batchwright.training.coupling.error_scale import Noise, Run, Term, noise_of
-from batchwright.training.coupling.precision import LIMITS, Precision
+from batchwright.training.coupling.precision import LIMITS, ROUNDED_RUNS, Precision, mantissa_bits, rounded_weights
 from batchwright.training.coupling.random_draws import MatchedDraws
-from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.loss_window import check_pairs, named_terms
 from batchwright.training.micro_batches.nested_batches import copied, to_device
@@ -84,15 +83,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Runner:
-    """Runs a model over slices of one batch.
-
-    Args:
-        model: on ``device``; its gradients are overwritten, and each run restores its state.
-        workload: computes the loss terms.
-        micro_batch: the whole batch, on the CPU.
-        device: the device of the model.
-        precision: precision of the model, and of the batch's floating-point numbers.
-    """
+    """Runs a model over slices of one batch. The model's gradients are overwritten, and each run restores its state."""
 
     def __init__(
         self, model: nn.Module, workload: Workload, micro_batch: MicroBatch, device: torch.device, precision: Precision
@@ -166,18 +157,15 @@ class Runner:
             if scaled:
                 torch.autograd.backward(torch.stack(scaled).sum())
             del terms, scaled
-            for name, gradient in self._take_gradients():
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is None:
+                    continue
+                gradient = parameter.grad.to_dense().to("cpu", copy=True)
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
                 scales[name] += float(gradient.abs().max()) if gradient.numel() else 0.0
+            self.model.zero_grad(set_to_none=True)
         self._continues = False
         return Run(pieces, gradients, dict(scales))
-
-    def _take_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradients of the last backward pass, on the CPU, and clear those of the model."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                yield name, parameter.grad.to_dense().to("cpu", copy=True)
-        self.model.zero_grad(set_to_none=True)
 
     def losses(
         self,
@@ -202,10 +190,7 @@ class Runner:
         return noise_of(whole, rounded)
 
     def advance(self, whole: Run) -> Run | None:
-        """Make an update on the batch, after which each run starts from the new state.
-
-        Args:
-            whole: a run of the whole batch, with the gradients of the update.
+        """Make an update by the gradients of ``whole``, after which each run starts from the new state.
 
         Returns:
             A run of the whole batch after the update, or None if its numbers are infinite. Then the update is undone.

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchwright.training.coupling.precision import Limits
-from batchwright.training.coupling.rounded_weights import ROUNDING_SAFETY
+from batchwright.training.coupling.precision import ROUNDING_SAFETY, Limits
 
 
 @dataclass(frozen=True)

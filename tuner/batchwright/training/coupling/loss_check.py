@@ -27,14 +27,13 @@ from torch.overrides import TorchFunctionMode
 from batchwright.device_traits import traits_of
 from batchwright.errors import WorkloadError
 from batchwright.training.coupling.comparison import without_dropout
+from batchwright.training.coupling.precision import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from batchwright.training.coupling.random_draws import MatchedDraws, UnmatchedDrawError
 from batchwright.training.coupling.report import BATCH_NORM_REMEDY, class_name, is_batch_norm
-from batchwright.training.coupling.rounded_weights import ROUNDED_RUNS, ROUNDING_SAFETY, mantissa_bits, rounded_weights
 from batchwright.training.micro_batches.forward_state import ModelState
 from batchwright.training.micro_batches.loss_window import named_terms
 from batchwright.training.micro_batches.nested_batches import copied, to_device
 from batchwright.training.micro_batches.rng_state import RandomState
-from batchwright.training.micro_batches.snapshot import Snapshot
 from batchwright.training.micro_batches.splitting import MicroBatch, unknown_micro_batch
 from batchwright.workloads.base import Batch
 
@@ -85,29 +84,13 @@ class Finding:
 
 
 class LossCheck:
-    """Comparison of the loss of a micro-batch with that of its parts.
+    """Comparison of the loss of a micro-batch with that of its parts."""
 
-    Args:
-        model: the model that the loss is called with.
-        snapshot: restores the state that a forward pass changes.
-        device: the device that batches are moved to.
-        floating: the type that floating-point inputs are cast to.
-    """
-
-    def __init__(
-        self, model: nn.Module, snapshot: Snapshot, device: torch.device, floating: torch.dtype | None
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, floating: torch.dtype | None) -> None:
         self._model = model
-        self._snapshot = snapshot
-        self._state: ModelState | None = None
-        """The model's state during the check."""
         self._device = device
         self._floating = floating
-        self._random = RandomState.capture(device)
-        """Random numbers that each pass of the check begins with."""
         self._is_due = True
-        self._is_mean = False
-        """True if the loss returns the mean over the samples, without a weight."""
         self._finding: Finding | None = None
         self._failures: list[str] = []
         """The error of a part of each reading that can be computed as a whole; empty if its parts ran."""
@@ -171,28 +154,24 @@ class LossCheck:
 
     def _outcome(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | Literal[False] | None:
         """The fault of ``loss``; None if there is none, False if it cannot be computed for the batch and its parts."""
-        self._snapshot.capture()
-        self._random = RandomState.capture(self._device)
         try:
             with without_dropout(self._model), torch.compiler.set_stance("force_eager"):
-                self._state = ModelState(self._model, _few_frozen(self._model))  # without dropout, as it is restored
+                # captured without dropout, as it is restored within the block
+                passes = _Passes(self._model, self._device, self._floating, micro_batch, loss)
                 try:
-                    return self._compare(micro_batch, loss)
+                    return self._compare(passes)
                 finally:
-                    self._state.restore()
-                    self._state = None
+                    passes.restore()
         except Exception:  # noqa: BLE001 - the window's own passes raise the error, if it occurs in them too
             return False
-        finally:
-            self._snapshot.restore()
 
-    def _compare(self, micro_batch: MicroBatch, loss: LossOf) -> Finding | None:
-        parts = micro_batch.divide(_unequal_sizes(micro_batch.size))
+    def _compare(self, passes: _Passes) -> Finding | None:
+        parts = passes.whole.divide(_unequal_sizes(passes.whole.size))
         with _Operations() as operations:
-            whole, together = self._terms(micro_batch, loss), operations.normalised
-            changed, operations.normalised = self._changed_state(), 0
+            whole, together = passes.terms(passes.whole), operations.normalised
+            changed, operations.normalised = passes.changed_state(), 0
             try:
-                part_terms = [self._terms(part, loss) for part in parts]
+                part_terms = [passes.terms(part) for part in parts]
             except Exception as error:
                 if _SINGLE_VALUE in str(error):
                     return self._batch_norm_finding()
@@ -201,18 +180,18 @@ class LossCheck:
         tolerance = _GPU_TOLERANCE if traits_of(self._device.type).is_gpu else _CPU_TOLERANCE
         tolerance = _NARROW_TOLERANCE if operations.are_narrow else tolerance
         normalises = together > operations.normalised > 0
-        least = _DETERMINISM_TOLERANCE if normalises else tolerance  # 0 in fp32 if its output is not used
-        finding = _first_finding(whole, part_terms, least, {}, is_mean=self._is_mean)
+        # With a batch norm any difference counts, however small: one whose output is not used makes none in fp32.
+        least = _DETERMINISM_TOLERANCE if normalises else tolerance
+        finding = passes.finding(whole, part_terms, least)
         if normalises and finding is not None and not finding.always:
             return self._batch_norm_finding()
         if finding is None:
-            return self._state_finding(micro_batch, loss, changed) if changed else None
-        if self._is_deterministic(whole, micro_batch, loss):
-            rounding = self._rounding(whole, micro_batch, loss, operations)
-            return _first_finding(whole, part_terms, tolerance, rounding, is_mean=self._is_mean)
+            return _state_finding(passes, changed) if changed else None
+        if passes.are_deterministic(whole):
+            return passes.finding(whole, part_terms, tolerance, passes.rounding(whole, operations))
         with suppress(Exception):  # a draw that no part can repeat, or an operation that the mode cannot run
-            return self._matched_finding(micro_batch, loss, tolerance, operations)
-        finding = _first_finding(whole, part_terms, _RANDOM_TOLERANCE, {}, is_mean=self._is_mean)
+            return _matched_finding(passes, tolerance, operations)
+        finding = passes.finding(whole, part_terms, _RANDOM_TOLERANCE)
         if finding is not None and finding.always:
             warnings.warn(f"{finding.message} (Its random numbers leave some doubt.)", stacklevel=2)
         return None
@@ -225,106 +204,60 @@ class LossCheck:
         reason = f"couples the samples of a micro-batch by {name}, which normalises them by their own statistics"
         return Finding(f"the loss {reason}: {BATCH_NORM_REMEDY}. {_OVERRIDE_HINT}", always=False)
 
-    def _terms(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
-        """The terms of a forward pass over a copy of the batch, from the same random numbers and buffers each time."""
-        self._restore()
-        return self._forward(micro_batch, loss)
 
-    def _matched_finding(
-        self, micro_batch: MicroBatch, loss: LossOf, tolerance: float, operations: _Operations
-    ) -> Finding | None:
-        """Compare a loss that draws random numbers, with the same numbers for a sample in the whole and in its parts.
+class _Passes:
+    """Forward passes over the ``whole`` micro-batch and its parts, from the same state of the model and generators."""
 
-        Raises:
-            UnmatchedDrawError: when the numbers of a sample are not known.
-        """
-        size, (first, last) = micro_batch.size, _unequal_sizes(micro_batch.size)
-        with MatchedDraws() as draws:
-            draws.start(0, size, size)
-            whole = self._terms(micro_batch, loss)
-            self._restore(generators=False)
-            _advance_generators_of_other_libraries()
-            draws.start(0, size, size)
-            if _largest_difference(whole, self._forward(micro_batch, loss)) > _DETERMINISM_TOLERANCE:
-                raise UnmatchedDrawError("random numbers of another library than torch")
-            parts = []
-            for start, part in zip((0, first), micro_batch.divide((first, last)), strict=True):
-                draws.start(start, part.size, size)
-                parts.append(self._terms(part, loss))
-            finding = _first_finding(whole, parts, tolerance, {}, is_mean=self._is_mean)
-            if finding is None:
-                return None
-            if draws.ambiguous:
-                raise UnmatchedDrawError("several rows for each sample, in an unknown order")
-            draws.start(0, size, size)
-            rounding = self._rounding(whole, micro_batch, loss, operations)
-            return _first_finding(whole, parts, tolerance, rounding, is_mean=self._is_mean)
+    def __init__(
+        self, model: nn.Module, device: torch.device, floating: torch.dtype | None, whole: MicroBatch, loss: LossOf
+    ) -> None:
+        self.model = model
+        self.whole = whole
+        self._device = device
+        self._floating = floating
+        self._loss = loss
+        self._is_mean = False
+        """True if the loss returns the mean over the samples, without a weight."""
+        self._random = RandomState.capture(device)
+        frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+        is_few = sum(each.numel() for each in frozen.values()) <= _FEW_ELEMENTS
+        self._state = ModelState(model, frozenset(frozen if is_few else ()))
 
-    def _restore(self, *, generators: bool = True) -> None:
+    def restore(self, *, generators: bool = True) -> None:
         """Restore the random numbers, and what forward passes have changed in the model."""
-        if self._state is not None:
-            self._state.restore(generators=generators)
-        self._snapshot.restore()
+        self._state.restore(generators=generators)
+        self._random.restore(self._device)
 
-    def _changed_state(self) -> dict[str, tuple[str, ...]]:
-        """Names of the state that a forward pass has changed, by path of the module, but for BatchNorm's statistics.
+    def terms(self, part: MicroBatch) -> Terms:
+        """The terms of a forward pass over a copy of the batch, from the same random numbers and state each time."""
+        self.restore()
+        return self.forward(part)
 
-        In training no output depends on these.
-        """
-        changed = {} if self._state is None else self._state.changed()
-        modules = dict(self._model.named_modules())  # scripted ones have no `get_submodule`
-        return {path: names for path, names in changed.items() if not is_batch_norm(modules[path])}
-
-    def _state_finding(
-        self, micro_batch: MicroBatch, loss: LossOf, changed: dict[str, tuple[str, ...]]
-    ) -> Finding | None:
-        """Compare the loss of a micro-batch with that from the state which its own forward pass has left.
-
-        The second micro-batch of a window begins from such a state, which is that of the first in a full batch. Both
-        passes have weights changed as by an update.
-        """
-        with rounded_weights(self._model, _UPDATED_BITS, 0):
-            first, later = self._terms(micro_batch, loss), self._later_terms(micro_batch, loss)
-            error = _largest_difference(first, later)
-            if not error > _DETERMINISM_TOLERANCE:
-                return None
-            if _largest_difference(first, self._terms(micro_batch, loss)) > error / 10:  # random numbers of its own
-                return None
-            by_type: dict[type, list[str]] = {}
-            for path in changed:
-                by_type.setdefault(type(self._model.get_submodule(path)), []).append(path)
-            for paths in by_type.values():
-                self._terms(micro_batch, loss)
-                if _largest_difference(later, self._later_terms(micro_batch, loss, paths)) > error / 10:
-                    break
-        path = paths[0]
-        name = f"module `{path}`" if path else "the model itself"
-        reason = (
-            f"the loss depends on state of {name} ({type(self._model.get_submodule(path)).__name__}: "
-            f"{', '.join(changed[path])}) that every forward pass changes, so that several micro-batches do not give "
-            "the full batch's gradient"
-        )
-        remedy = "keep this state fixed, or change it once per update, outside of the forward pass"
-        figures = f"{error:.1e} relative, between two passes over one micro-batch"
-        return Finding(f"{reason} ({figures}): {remedy}. {_OVERRIDE_HINT}", always=False)
-
-    def _later_terms(self, micro_batch: MicroBatch, loss: LossOf, restored: Sequence[str] = ()) -> Terms:
+    def later_terms(self, restored: Sequence[str] = ()) -> Terms:
         """The terms of another forward pass, from the same random numbers and the state that the last one has left.
 
         The state of the modules ``restored`` is as before the check.
         """
         self._random.restore(self._device)
-        if self._state is not None:
-            self._state.restore_modules(restored)
-        return self._forward(micro_batch, loss)
+        self._state.restore_modules(restored)
+        return self.forward(self.whole)
 
-    def _forward(self, micro_batch: MicroBatch, loss: LossOf) -> Terms:
-        output = loss(self._model, to_device(copied(micro_batch.batch), self._device, self._floating))
+    def forward(self, part: MicroBatch) -> Terms:
+        """The terms of a forward pass from the present state."""
+        output = self._loss(self.model, to_device(copied(part.batch), self._device, self._floating))
         self._is_mean = isinstance(output, Tensor)
-        terms = named_terms(output, micro_batch.size)
+        terms = named_terms(output, part.size)
         return {name: (_number(loss_sum), _number(weight)) for name, (loss_sum, weight) in terms.items()}
 
-    def _rounding(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf, operations: _Operations) -> Means:
+    def changed_state(self) -> dict[str, tuple[str, ...]]:
+        """Names of the state that a forward pass has changed, by path of the module, but for BatchNorm's statistics.
+
+        In training no output depends on these.
+        """
+        modules = dict(self.model.named_modules())  # scripted ones have no `get_submodule`
+        return {path: names for path, names in self._state.changed().items() if not is_batch_norm(modules[path])}
+
+    def rounding(self, whole: Terms, operations: _Operations) -> Means:
         """Measure how far rounding may change the mean of each term: a sum that cancels is rounding alone.
 
         It is what rounded weights change. Values that nearly cancel within a sample, such as logarithms of equal
@@ -332,25 +265,25 @@ class LossCheck:
         such value is the least.
         """
         bits = min(operations.bits, _TF32_BITS) if traits_of(self._device.type).is_gpu else operations.bits
-        with _SampleValues(micro_batch.size) as values:
-            self._terms(micro_batch, loss)
+        with _SampleValues(self.whole.size) as values:
+            self.terms(self.whole)
         changed = dict.fromkeys(whole, ROUNDING_SAFETY * values.magnitude * torch.finfo(torch.float32).eps)
         for run in range(ROUNDED_RUNS):
-            with rounded_weights(self._model, bits, run):
-                terms = self._terms(micro_batch, loss)
+            with rounded_weights(self.model, bits, run):
+                terms = self.terms(self.whole)
             for name, (total, weight) in whole.items():
                 change = abs(terms[name][0] - total) / abs(weight) if weight else 0.0
                 changed[name] = max(changed[name], ROUNDING_SAFETY * change)
         return changed
 
-    def _is_deterministic(self, whole: Terms, micro_batch: MicroBatch, loss: LossOf) -> bool:
+    def are_deterministic(self, whole: Terms) -> bool:
         """Return whether further runs, from other random numbers, give the same loss: two, or more if it draws some."""
         for run in range(_RUNS_WITH_DRAWS):
-            self._restore(generators=False)
+            self.restore(generators=False)
             torch.rand(3 + run, device=self._device), torch.rand(3 + run)
             _advance_generators_of_other_libraries(1 + run)
             before = RandomState.capture(self._device)
-            again = self._forward(micro_batch, loss)
+            again = self.forward(self.whole)
             pairs = ((total, again[name][0]) for name, (total, _) in whole.items())
             if not all(
                 math.isclose(total, other, rel_tol=_DETERMINISM_TOLERANCE, abs_tol=1e-12) for total, other in pairs
@@ -359,6 +292,83 @@ class LossCheck:
             if run and before.equals(RandomState.capture(self._device)):
                 break
         return True
+
+    def finding(
+        self, whole: Terms, parts: list[Terms], tolerance: float, rounding: Means | None = None
+    ) -> Finding | None:
+        """The finding of the first term whose mean differs between the whole and its parts by more than rounding."""
+        for name, (total, weight) in whole.items():
+            sums, weights = [part[name][0] for part in parts], [part[name][1] for part in parts]
+            if not all(map(math.isfinite, (total, weight, *sums, *weights))) or not (weight and all(weights)):
+                continue
+            mean, parts_mean = total / weight, sum(sums) / sum(weights)
+            # Relative to the largest mean of a part: the mean of the whole may cancel to nothing.
+            scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))
+            if scale and abs(mean - parts_mean) - (rounding or {}).get(name, 0.0) > tolerance * scale:
+                if self._is_mean:
+                    means = [one / other for one, other in zip(sums, weights, strict=True)]
+                    return _explain_mean(mean, means, tolerance)
+                return _explain(name, whole[name], sums, weights, tolerance)
+        return None
+
+
+def _matched_finding(passes: _Passes, tolerance: float, operations: _Operations) -> Finding | None:
+    """Compare a loss that draws random numbers, with the same numbers for a sample in the whole and in its parts.
+
+    Raises:
+        UnmatchedDrawError: when the numbers of a sample are not known.
+    """
+    size, (first, last) = passes.whole.size, _unequal_sizes(passes.whole.size)
+    with MatchedDraws() as draws:
+        draws.start(0, size, size)
+        whole = passes.terms(passes.whole)
+        passes.restore(generators=False)
+        _advance_generators_of_other_libraries()
+        draws.start(0, size, size)
+        if _largest_difference(whole, passes.forward(passes.whole)) > _DETERMINISM_TOLERANCE:
+            raise UnmatchedDrawError("random numbers of another library than torch")
+        parts = []
+        for start, part in zip((0, first), passes.whole.divide((first, last)), strict=True):
+            draws.start(start, part.size, size)
+            parts.append(passes.terms(part))
+        if passes.finding(whole, parts, tolerance) is None:
+            return None
+        if draws.ambiguous:
+            raise UnmatchedDrawError("several rows for each sample, in an unknown order")
+        draws.start(0, size, size)
+        return passes.finding(whole, parts, tolerance, passes.rounding(whole, operations))
+
+
+def _state_finding(passes: _Passes, changed: dict[str, tuple[str, ...]]) -> Finding | None:
+    """Compare the loss of a micro-batch with that from the state which its own forward pass has left.
+
+    The second micro-batch of a window begins from such a state, which is that of the first in a full batch. Both passes
+    have weights changed as by an update.
+    """
+    with rounded_weights(passes.model, _UPDATED_BITS, 0):
+        first, later = passes.terms(passes.whole), passes.later_terms()
+        error = _largest_difference(first, later)
+        if not error > _DETERMINISM_TOLERANCE:
+            return None
+        if _largest_difference(first, passes.terms(passes.whole)) > error / 10:  # random numbers of its own
+            return None
+        by_type: dict[type, list[str]] = {}
+        for path in changed:
+            by_type.setdefault(type(passes.model.get_submodule(path)), []).append(path)
+        for paths in by_type.values():
+            passes.terms(passes.whole)
+            if _largest_difference(later, passes.later_terms(paths)) > error / 10:
+                break
+    path = paths[0]
+    name = f"module `{path}`" if path else "the model itself"
+    reason = (
+        f"the loss depends on state of {name} ({type(passes.model.get_submodule(path)).__name__}: "
+        f"{', '.join(changed[path])}) that every forward pass changes, so that several micro-batches do not give "
+        "the full batch's gradient"
+    )
+    remedy = "keep this state fixed, or change it once per update, outside of the forward pass"
+    figures = f"{error:.1e} relative, between two passes over one micro-batch"
+    return Finding(f"{reason} ({figures}): {remedy}. {_OVERRIDE_HINT}", always=False)
 
 
 class _Operations(TorchFunctionMode):
@@ -403,12 +413,6 @@ class _SampleValues(TorchFunctionMode):
         return result
 
 
-def _few_frozen(model: nn.Module) -> frozenset[str]:
-    """Names of the frozen parameters, unless they are many."""
-    frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
-    return frozenset(frozen if sum(each.numel() for each in frozen.values()) <= _FEW_ELEMENTS else ())
-
-
 def _unequal_sizes(samples: int) -> tuple[int, int]:
     """Sizes of two parts. The mean of equal parts would be the mean of the whole."""
     last = max(1, samples // 3)
@@ -428,23 +432,6 @@ def _largest_difference(one: Terms, other: Terms) -> float:
 
 def _number(value: Tensor | float) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def _first_finding(
-    whole: Terms, parts: list[Terms], tolerance: float, rounding: Means, *, is_mean: bool
-) -> Finding | None:
-    """The finding of the first term whose mean differs between the whole and its parts by more than ``rounding``."""
-    for name, (total, weight) in whole.items():
-        sums, weights = [part[name][0] for part in parts], [part[name][1] for part in parts]
-        if not all(map(math.isfinite, (total, weight, *sums, *weights))) or not (weight and all(weights)):
-            continue
-        mean, parts_mean = total / weight, sum(sums) / sum(weights)
-        scale = max(abs(mean), *(abs(s / w) for s, w in zip(sums, weights, strict=True)))
-        if scale and abs(mean - parts_mean) - rounding.get(name, 0.0) > tolerance * scale:
-            if is_mean:
-                return _explain_mean(mean, [one / other for one, other in zip(sums, weights, strict=True)], tolerance)
-            return _explain(name, whole[name], sums, weights, tolerance)
-    return None
 
 
 def _explain_mean(mean: float, part_means: list[float], tolerance: float) -> Finding:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from batchwright.hardware.failures import is_of_device
 from batchwright.training.coupling.comparison import Runner
 from batchwright.training.coupling.error_scale import Run
-from batchwright.training.micro_batches.splitting import tensors_of
+from batchwright.training.micro_batches.nested_batches import tensors_of
 
 
 @dataclass

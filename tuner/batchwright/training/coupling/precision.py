@@ -1,4 +1,4 @@
-"""Arithmetic of the coupling check: fp64 if the workload can run in it, so that rounding does not affect the result.
+"""Arithmetic of the coupling checks, and what rounding changes. In fp64, rounding does not affect the result.
 
 Rounding in fp32 depends on the processor (the width of its vectors, the order of its sums). In fp64 rounding is nine
 orders of magnitude smaller, far below the limits on any processor.
@@ -6,6 +6,7 @@ orders of magnitude smaller, far below the limits on any processor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -138,3 +139,48 @@ def cast(model: nn.Module, precision: Precision) -> None:
         own = {name: each for name, each in buffers.items() if each is not None and id(each) not in quantized}
         # a buffer may be a constant of the user's, which a model that is built later has too
         buffers.update({name: converted(each).clone() for name, each in own.items()})
+
+
+ROUNDED_RUNS = 3
+"""Number of runs. Each changes other weights: all, every second and every third."""
+ROUNDING_SAFETY = 8
+"""A difference of up to this many times the largest that rounded weights caused may be rounding. One of three such runs
+reaches half a standard deviation in 94 of 100 cases, and no difference reaches four."""
+_LAST_BITS = 3
+"""The two last bits of a number, which differ by one to three roundings when flipped, up or down."""
+_INTEGER_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers as wide as floating-point numbers of so many bytes."""
+
+
+def mantissa_bits(dtype: torch.dtype) -> int:
+    """The binary digits that a floating-point type keeps after the first."""
+    return -round(math.log2(torch.finfo(dtype).eps))
+
+
+@contextmanager
+def rounded_weights(model: nn.Module, bits: int, run: int) -> Iterator[None]:
+    """Flip the last of ``bits`` binary digits of the weights; flip them back at the end, which is exact.
+
+    Takes no memory, and no random numbers. ``bits`` are those of the precision that is computed in. ``run``, below
+    ``ROUNDED_RUNS``, chooses the weights.
+    """
+    flipped = []
+    try:
+        for parameter in model.parameters():
+            plain = parameter.is_floating_point() and type(parameter.data) is Tensor
+            if plain and parameter.element_size() in _INTEGER_TYPES:
+                flipped.append(_flip(parameter.data, bits, run + 1))
+        yield
+    finally:
+        for words, mask in flipped:
+            words.bitwise_xor_(mask)
+
+
+def _flip(weights: Tensor, bits: int, stride: int) -> tuple[Tensor, int]:
+    """Flip bits in every ``stride``-th column. Return the changed words and the mask of the flipped bits."""
+    words = weights.view(_INTEGER_TYPES[weights.element_size()])
+    if words.dim():
+        words = words[..., ::stride]
+    mask = _LAST_BITS << max(0, mantissa_bits(weights.dtype) - bits)
+    words.bitwise_xor_(mask)
+    return words, mask

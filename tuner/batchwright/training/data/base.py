@@ -1,7 +1,8 @@
-"""Samples with random access, and their collation into batches."""
+"""Samples with random access and their collation into batches; errors and packages of the data of a spec."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,3 +107,24 @@ def class_numbers(names: Iterable[str], config: Any) -> dict[str, int]:  # noqa:
 def data_problem(field: str, message: str, value: object = "") -> SpecError:
     """Make the error about a field of the spec, named by its dotted path."""
     return SpecError([FieldProblem(field, message, str(value) if value != "" else "")])
+
+
+RENDERER = "transformers.utils.chat_template_utils"
+"""Module that renders chat templates."""
+
+
+def import_optional(module: str, field: str, value: str) -> Any:  # noqa: ANN401 - a module, whose names only it knows
+    """Import a module.
+
+    Raises:
+        SpecError: when its package is not installed, with the field that needs it and the command to install it.
+    """
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise  # the package is installed, but one of its dependencies is not
+        package = {"PIL": "pillow"}.get(package, package)
+        message = f"needs the package `{package}`, which is not installed: pip install 'batchwright[data]'"
+        raise data_problem(field, message, value) from None

@@ -6,13 +6,12 @@ from typing import Any
 
 from batchwright.schemas.dataset.data_spec import DataSpec
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data.base import TrainingData, data_problem
+from batchwright.training.data.base import TrainingData, data_problem, import_optional
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import start_parsers
 from batchwright.training.data.source import DataSource
 from batchwright.training.data.sources.arrays import ArraysSource
 from batchwright.training.data.sources.images import ImagesSource
-from batchwright.training.data.sources.packages import import_optional
 from batchwright.training.data.sources.records import RecordsSource
 from batchwright.training.data.sources.text import TextSource
 from batchwright.training.data.sources.workload_samples import SyntheticSource, WorkloadSource

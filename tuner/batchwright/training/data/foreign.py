@@ -58,9 +58,7 @@ def foreign_errors(field: str, place: Callable[[], str]) -> Iterator[None]:
 def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T]:
     """Yield what ``produce`` yields in a process of its own, which ends with the iteration.
 
-    Args:
-        produce: makes the elements, which are not None. It and they are pickled.
-        seconds: time limit of each element.
+    The elements, which are not None, are pickled, and each has ``seconds``.
 
     Raises:
         ForeignFailure: when ``produce`` raises an error, its process is killed, or an element takes too long.
@@ -91,6 +89,39 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
         receiver.close()
         if status is None:
             parent.end()
+
+
+def try_in_child(work: Callable[[], object], seconds: float) -> None:
+    """Do ``work`` in a process of its own, before this process does it too.
+
+    Raises:
+        ForeignFailure, BatchwrightError, MemoryError: as ``in_child``.
+    """
+    list(in_child(partial(_nothing_of, work), seconds))
+
+
+def _nothing_of(work: Callable[[], object]) -> tuple[()]:
+    work()
+    return ()
+
+
+def lists_in_child(
+    produce: Callable[[int, int], Iterable[list[_T]]], count: int, seconds: float, seconds_of_one: float
+) -> Iterator[list[_T]]:
+    """Yield lists of ``count`` elements, and from the first list that fails of one, so that one element is at fault.
+
+    ``produce`` makes the lists from the number of the first element and their length.
+
+    Raises:
+        ForeignFailure, BatchwrightError, MemoryError: as ``in_child``, once all elements before have been yielded.
+    """
+    done = 0
+    try:
+        for some in in_child(partial(produce, 0, count), seconds):
+            done += len(some)
+            yield some
+    except ForeignFailure:
+        yield from in_child(partial(produce, done, 1), seconds_of_one)
 
 
 def start_parsers() -> None:

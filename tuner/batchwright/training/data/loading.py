@@ -32,6 +32,7 @@ from batchwright.system.subreaper import die_with_parent
 from batchwright.system.temporary_folders import LONGEST_WITH_SOCKETS
 from batchwright.torch_internals import loader_queues, shut_down_loader
 from batchwright.training.data.base import TrainingData
+from batchwright.training.micro_batches.nested_batches import entries_of, is_container, rebuilt
 from batchwright.workloads.base import Batch
 
 _log = logging.getLogger(__name__)
@@ -65,15 +66,9 @@ AccumulationWindow = tuple[SampleRange, ...]
 class WindowLoader:
     """The batches of accumulation windows, to be iterated once.
 
-    Args:
-        data: the samples.
-        windows: the sample ranges of each update. Without workers a window is drawn when its batches are requested;
-            with workers windows are drawn ahead of use, by about two sample ranges per worker.
-        workers: processes that load ahead of use, forked from this one; 0 loads in this process.
-        seed: seeds the user's random choices, together with the epoch and the sample.
-
-    Workers start with the iteration and end with the iteration, with ``close()``, or with the thread that iterates.
-    Their memory does not count against the limit of this process; a batch counts once it was received.
+    Without ``workers``, processes that are forked from this one, a window is drawn when its batches are requested; with
+    workers windows are drawn ahead of use, by about two sample ranges per worker. ``seed`` seeds the user's random
+    choices, together with the epoch and the sample.
     """
 
     def __init__(self, data: TrainingData, windows: Iterable[AccumulationWindow], *, workers: int, seed: int) -> None:
@@ -121,11 +116,7 @@ class WindowLoader:
                 process.join()
 
     def _start(self) -> None:
-        """Start the workers, and record them even if a failure leaves only some of them started.
-
-        Raises:
-            TrainingError: when there is no memory for the threads that feed the workers, or no folder for sockets.
-        """
+        """Start the workers, and record them even if a failure leaves only some of them started."""
         _choose_socket_folder()
         others = set(multiprocessing.active_children())
         try:
@@ -249,22 +240,16 @@ def _copied_from_shared_memory(batch: Batch) -> Batch:
     """
     if isinstance(batch, Tensor):
         return batch.clone()
-    if isinstance(batch, dict):
-        return {name: _copied_from_shared_memory(value) for name, value in batch.items()}
-    if type(batch) in {list, tuple}:
-        return type(batch)(_copied_from_shared_memory(value) for value in batch)
-    return batch
+    if not is_container(batch):
+        return batch
+    return rebuilt(batch, [_copied_from_shared_memory(value) for _, value in entries_of(batch)])
 
 
 # --- processes ---
 
 
 def _choose_socket_folder() -> None:
-    """Choose a folder with a path that is short enough for the sockets of this process and its workers.
-
-    Raises:
-        TrainingError: when the path of the folder for temporary files is too long, and ``/tmp`` is not writable.
-    """
+    """Choose a folder with a path that is short enough for the sockets of this process and its workers."""
     configured = tempfile.gettempdir()
     if len(os.fsencode(configured)) <= LONGEST_WITH_SOCKETS:
         return

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from batchwright.errors import WorkloadError
 from batchwright.schemas.dataset.evaluation_spec import REWARD_METRICS, MetricName
-from batchwright.schemas.training import MicroBatchSplit
+from batchwright.schemas.training import MicroBatchSplit, TrainedFigures
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
 from batchwright.training.micro_batches.loss_window import check_pairs, finite_or_none, sum_by_name
 from batchwright.workloads.base import IGNORED_LABEL, LabelScores, LossTerms, RewardScores
@@ -36,10 +36,8 @@ class EvaluationShare:
     """Summed loss of each term."""
     weights: dict[str, float]
     """Weight of each term."""
-    correct: float
-    """Labels that have the highest logit."""
-    labels: float
-    """Labels that are not ignored."""
+    counts: dict[str, float]
+    """What metrics are computed from: sums over labels or preference pairs, by name."""
     samples: int
     """Samples of this rank that were evaluated."""
     largest: int
@@ -50,10 +48,6 @@ class EvaluationShare:
     """Message of the device, if a single sample did not fit."""
     is_stopped: bool
     """True if the run must stop, and the evaluation was abandoned."""
-    won: float = 0.0
-    """Preference pairs whose chosen completion has the larger reward."""
-    margin: float = 0.0
-    """Sum of the differences of the rewards of preference pairs."""
 
 
 @dataclass
@@ -64,10 +58,7 @@ class BatchSums:
     """Counts of the metrics by ``torchmetrics``."""
     sums: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
-    correct: Tensor | float = 0.0
-    labels: Tensor | float = 0.0
-    won: Tensor | float = 0.0
-    margin: Tensor | float = 0.0
+    counts: dict[str, Tensor] = field(default_factory=dict)
     samples: int = 0
 
     def add(self, terms: LossTerms, scores: Scores | None, samples: int) -> None:
@@ -84,15 +75,14 @@ class BatchSums:
             name: torch.as_tensor(weight, dtype=torch.float64, device=sums[name].device)
             for name, (_, weight) in terms.items()
         }
-        correct, labels = _correct(scores) if isinstance(scores, LabelScores) else (0.0, 0.0)
-        won, margin = _preferred(scores) if isinstance(scores, RewardScores) else (0.0, 0.0)
+        counts = _counts(scores)
         if isinstance(scores, LabelScores):
             self.library.add(scores)
         for name, loss_sum in sums.items():  # a batch without weight adds nothing, even if its loss is 0 / 0
             self.sums[name] = self.sums.get(name, 0.0) + torch.where(weights[name] != 0, loss_sum, 0.0)
             self.weights[name] = self.weights.get(name, 0.0) + weights[name]
-        self.correct, self.labels = self.correct + correct, self.labels + labels
-        self.won, self.margin = self.won + won, self.margin + margin
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + count
         self.samples += samples
 
     def share(
@@ -102,24 +92,17 @@ class BatchSums:
         return EvaluationShare(
             sums={name: float(value) for name, value in self.sums.items()},
             weights={name: float(value) for name, value in self.weights.items()},
-            correct=float(self.correct),
-            labels=float(self.labels),
+            counts={name: float(value) for name, value in self.counts.items()},
             samples=self.samples,
             largest=largest,
             splits=tuple(splits),
             failure=failure,
             is_stopped=is_stopped,
-            won=float(self.won),
-            margin=float(self.margin),
         )
 
 
 def _check_shapes(scores: LabelScores) -> None:
-    """Check that there is a label for each row of logits, and a logit for each of two classes or more.
-
-    Raises:
-        WorkloadError: giving the shapes.
-    """
+    """Check that there is a label for each row of logits, and a logit for each of two classes or more."""
     logits, labels = tuple(scores.logits.shape), tuple(scores.labels.shape)
     if not logits or logits[:-1] != labels or logits[-1] < 2:  # noqa: PLR2004 - classes
         raise WorkloadError(
@@ -128,45 +111,27 @@ def _check_shapes(scores: LabelScores) -> None:
         )
 
 
-def _correct(scores: LabelScores) -> tuple[Tensor, Tensor]:
-    """Numbers of the labels that have the highest logit, and of all labels that are not ignored."""
-    counted = scores.labels != IGNORED_LABEL
-    return ((scores.logits.argmax(-1) == scores.labels) & counted).sum(), counted.sum()
-
-
-def _preferred(scores: RewardScores) -> tuple[Tensor, Tensor]:
-    """Number of the pairs whose chosen completion has the larger reward, and the sum of the differences."""
+def _counts(scores: Scores | None) -> dict[str, Tensor]:
+    """Labels that count, and those that have the highest logit; pairs whose chosen side wins, and their margins."""
+    if isinstance(scores, LabelScores):
+        counted = scores.labels != IGNORED_LABEL
+        return {"labels": counted.sum(), "correct": ((scores.logits.argmax(-1) == scores.labels) & counted).sum()}
+    if scores is None:
+        return {}
     margins = scores.rewards[:, 0] - scores.rewards[:, 1]
-    return (margins > 0).sum(), margins.double().sum()
-
-
-@dataclass(frozen=True)
-class EvaluationFigures:
-    """Figures of an evaluation over all ranks; None where a figure is not finite, or has no sample."""
-
-    terms: dict[str, float | None]
-    weights: dict[str, float]
-    loss: float | None
-    metrics: dict[str, float | None]
+    return {"reward_accuracy": (margins > 0).sum(), "reward_margin": margins.double().sum()}
 
 
 def figures(
     shares: Sequence[EvaluationShare], metrics: Sequence[MetricName], of_library: Mapping[str, float]
-) -> EvaluationFigures:
-    """Divide the sums of all ranks by their weights.
-
-    Args:
-        shares: the parts of all ranks.
-        metrics: the requested metrics.
-        of_library: the figures of those that ``torchmetrics`` has computed.
-    """
+) -> TrainedFigures:
+    """Divide the sums of all ranks by their weights; None where a figure is not finite, or has no sample."""
     sums, weights = sum_by_name(share.sums for share in shares), sum_by_name(share.weights for share in shares)
     means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
     weighed = [mean for name, mean in means.items() if weights[name]]  # the others are zero, as in training
-    return EvaluationFigures(
-        terms={name: finite_or_none(mean) for name, mean in means.items()},
-        weights=weights,
+    return TrainedFigures(
         loss=finite_or_none(sum(weighed)) if weighed else None,
+        terms={name: finite_or_none(mean) for name, mean in means.items()},
         metrics={name: finite_or_none(_metric(name, means, shares, of_library)) for name in metrics},
     )
 
@@ -174,13 +139,12 @@ def figures(
 def _metric(
     name: MetricName, means: Mapping[str, float], shares: Sequence[EvaluationShare], of_library: Mapping[str, float]
 ) -> float:
+    counts = sum_by_name(share.counts for share in shares)
     if name == "accuracy":
-        labels = sum(share.labels for share in shares)
-        return sum(share.correct for share in shares) / labels if labels else math.nan
+        return counts["correct"] / counts["labels"] if counts.get("labels") else math.nan
     if name in REWARD_METRICS:
-        total = sum(share.won if name == "reward_accuracy" else share.margin for share in shares)
         pairs = sum(share.samples for share in shares)
-        return total / pairs if pairs else math.nan
+        return counts[name] / pairs if pairs else math.nan
     if name != "perplexity":
         return of_library.get(name, math.nan)
     mean = next(iter(means.values()), math.nan)

@@ -29,15 +29,13 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.batch_schedule import cut
 from batchwright.training.data.base import TrainingData
-from batchwright.training.data.order import longest_first
-from batchwright.training.evaluation.averaged_weights import averages_as_weights
+from batchwright.training.data.seeding import longest_first
 from batchwright.training.evaluation.evaluation_sums import BatchSums, EvaluationShare, Scores
 from batchwright.training.evaluation.library_metrics import LibraryMetrics
 from batchwright.training.micro_batches.loss_window import named_terms
+from batchwright.training.micro_batches.nested_batches import to_device
 from batchwright.training.micro_batches.rng_state import RandomState
-from batchwright.training.micro_batches.splitting import to_device
-from batchwright.training.precision import autocast
-from batchwright.training.update_engine import UpdateEngine
+from batchwright.training.update_engine import UpdateEngine, autocast, averages_as_weights
 from batchwright.workloads.base import (
     Batch,
     LabelScores,
@@ -57,19 +55,7 @@ _EPOCH = 0
 class Evaluator:
     """The held-out samples of a run and the forward passes over them. All ranks call the same methods.
 
-    Each rank evaluates a share, and all receive the shares of all.
-
-    Args:
-        spec: the spec of the run.
-        evaluation: size of batches and metrics.
-        workload: computes the loss; its labels must not be smoothed.
-        data: the held-out samples.
-        engine: the model on its device.
-        memory: the device.
-        ranks: the ranks of the run.
-        micro_batch_size: samples of the plan's largest micro-batch.
-        sharded: whether ranks share one model.
-        seed: seeds the random choices of the user's code in loading samples.
+    Each rank evaluates a share, and all receive the shares of all. The labels of ``workload`` must not be smoothed.
 
     Attributes:
         largest: samples of the largest batch that may still be tried on this rank.
@@ -141,11 +127,8 @@ class Evaluator:
     ) -> tuple[list[EvaluationShare], dict[str, float]]:
         """Evaluate all held-out samples. Return the shares of all ranks, and the figures of ``torchmetrics``.
 
-        The first time a batch of the worst case is run before, of the largest size that may be tried.
-
-        Args:
-            should_stop: called before every batch.
-            averaged: whether to evaluate the moving averages of the weights.
+        The first time a batch of the worst case is run before, of the largest size that may be tried. ``should_stop``
+        is called before every batch.
 
         Raises:
             WorkloadError: when the loss breaks its contract.
@@ -301,11 +284,7 @@ def evaluated_workload(spec: WorkloadSpec, workload: Workload) -> Workload:
 
 
 def _scoring(workload: Workload, evaluation: EvaluationSpec) -> Callable[[nn.Module, Batch], Scores] | None:
-    """The workload's scoring, where a metric needs labels or rewards.
-
-    Raises:
-        SpecError: when a metric needs labels, and the workload has none.
-    """
+    """The workload's scoring, where a metric needs labels or rewards."""
     if isinstance(workload, ScoresRewards):
         return workload.score_rewards if evaluation.metrics else None
     if not needs_labels(evaluation):

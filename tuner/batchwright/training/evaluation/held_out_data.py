@@ -30,30 +30,21 @@ class RunData:
 def build_run_data(spec: WorkloadSpec, workload: Workload, folders: DataFolders, ranks: int = 1) -> RunData:
     """Build the data of a spec, and its held-out part.
 
-    Args:
-        spec: the spec of the run.
-        workload: the workload.
-        folders: folders that may be read.
-        ranks: ranks of the run, each of which evaluates a share.
-
     Raises:
         SpecError: as ``build_data``; when the split leaves no sample to train, a file is in both parts, the two have
             other classes, or there are fewer held-out samples than ranks.
     """
-    found = _parts(spec, workload, folders)
-    held_out = len(found.held_out or ())
-    if spec.evaluation is not None and held_out < ranks and not _is_partial(folders):
-        raise data_problem("evaluation", f"holds out {held_out} samples, fewer than the {ranks} ranks of the run")
-    return found
-
-
-def _parts(spec: WorkloadSpec, workload: Workload, folders: DataFolders) -> RunData:
     data, evaluation = build_data(spec, workload, folders), spec.evaluation
-    if evaluation is None:
+    if evaluation is None or (evaluation.data is None and _is_partial(folders)):
         return RunData(data, None)
     if evaluation.data is None:
-        return RunData(data, None) if _is_partial(folders) else _split(data, evaluation)
-    return RunData(data, _own_data(spec, evaluation.data, workload, folders, data))
+        found = _split(data, evaluation)
+    else:
+        found = RunData(data, _own_data(spec, evaluation.data, workload, folders, data))
+    held_out = len(found.held_out or ())
+    if held_out < ranks and not _is_partial(folders):
+        raise data_problem("evaluation", f"holds out {held_out} samples, fewer than the {ranks} ranks of the run")
+    return found
 
 
 def _split(data: TrainingData, evaluation: EvaluationSpec) -> RunData:

@@ -11,6 +11,7 @@ from batchwright.schemas.training import EvaluationReport, EvaluationSummary, Tr
 from batchwright.training.evaluation.evaluation_sums import figures
 from batchwright.training.evaluation.evaluator import Evaluator
 from batchwright.training.launching.run_log import format_figure
+from batchwright.training.micro_batches.loss_window import sum_by_name
 
 _SMALLER_IS_BETTER = {"loss", "perplexity"}
 
@@ -19,11 +20,6 @@ class RunEvaluation:
     """The evaluations of a run. All ranks decide alike.
 
     The weights before the first update are evaluated for comparison, and are never the best ones.
-
-    Args:
-        evaluation: when to evaluate, and what to monitor.
-        evaluator: runs the forward passes.
-        updates: updates that the run makes.
     """
 
     def __init__(self, evaluation: EvaluationSpec, evaluator: Evaluator, updates: int) -> None:
@@ -87,7 +83,7 @@ class RunEvaluation:
             update=update,
             loss=found.loss if failure is None else None,
             terms=found.terms if failure is None else {},
-            weights=found.weights,
+            weights=sum_by_name(share.weights for share in shares),
             metrics=found.metrics if failure is None else {},
             of_averages=averaged,
             samples=sum(share.samples for share in shares),

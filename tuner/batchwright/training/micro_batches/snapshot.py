@@ -3,14 +3,57 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from batchwright.errors import WorkloadError
-from batchwright.torch_internals import foreach_copy_, own_buffers
+from batchwright.torch_internals import foreach_copy_, own_buffers, version_of
 from batchwright.training.micro_batches.forward_state import ModelState
+from batchwright.training.micro_batches.nested_batches import named_tensors
 from batchwright.training.micro_batches.rng_state import RandomReader
+from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.workloads.base import Batch
+
+_NO_VERSION = -1
+"""Version of an inference tensor, which has no version counter and cannot be written to in training."""
+
+
+class BatchVersions:
+    """Number of writes to each tensor of some micro-batches, by autograd's version counters."""
+
+    def __init__(self, micro_batches: Sequence[MicroBatch]) -> None:
+        self._micro_batches = micro_batches
+        self._versions = [_versions(micro_batch.batch) for micro_batch in micro_batches]
+
+    def require_unchanged(self) -> None:
+        """Check that no tensor has been written to since construction.
+
+        Raises:
+            WorkloadError: naming the first tensor that was written to.
+        """
+        for number, (micro_batch, before) in enumerate(zip(self._micro_batches, self._versions, strict=True), start=1):
+            if _versions(micro_batch.batch) != before:
+                pairs = zip(named_tensors(micro_batch.batch), before, strict=False)
+                written = (name for (name, tensor), version in pairs if _version(tensor) != version)
+                of_many = f" of micro-batch {number} of {len(self._versions)}" if len(self._versions) > 1 else ""
+                raise WorkloadError(
+                    f"the loss writes to `{next(written, 'batch')}`{of_many}, so a window that ran out of memory "
+                    "cannot be run again: make the loss write to a copy"
+                )
+
+
+def _versions(batch: Batch) -> list[int]:
+    if type(batch) is dict:  # most batches: skip the names, which take longer than the versions
+        values = batch.values()
+        if all(isinstance(value, Tensor) for value in values):
+            return [_version(value) for value in values]
+    return [_version(tensor) for _, tensor in named_tensors(batch)]
+
+
+def _version(tensor: Tensor) -> int:
+    return _NO_VERSION if tensor.is_inference() else version_of(tensor)
 
 
 class Snapshot:
@@ -19,11 +62,8 @@ class Snapshot:
     Other state is what forward passes change in attributes of modules (lists, queues, tensors that are no buffers,
     counters, generators) and in parameters (a teacher's moving averages). Before the first pass all attributes are
     captured. From then on only modules with state that the first pass has changed are, which are none for most models.
-    State outside of the model, such as a queue that the loss keeps for itself, is not captured.
-
-    Args:
-        model: its buffers are copied into memory that is allocated once, at construction.
-        device: the device of the model.
+    State outside of the model, such as a queue that the loss keeps for itself, is not captured. Buffers are copied into
+    memory that is allocated once, at construction.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -100,6 +140,7 @@ class Snapshot:
             )
         if self._state is not None:
             self._state.restore()
+        # The next pass is watched too: the failed one may have ended before it reached state that passes change.
         self._before_pass = ModelState(self._model, buffers=False)
         self.restore()
 

@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 from batchwright.errors import WorkloadError
 from batchwright.planning.accumulation import balanced_split
 from batchwright.training.micro_batches.argument_checks import require_batches, require_count
-from batchwright.training.micro_batches.nested_batches import tensors_of, to_device
 from batchwright.training.micro_batches.sample_growth import grown_layout
 from batchwright.training.micro_batches.sample_layout import (
     REMEDY,
@@ -23,21 +22,6 @@ from batchwright.training.micro_batches.sample_layout import (
     shared_layouts,
 )
 from batchwright.workloads.base import Batch, Sample
-
-__all__ = [
-    "CountSamples",
-    "MakesMicroBatches",
-    "MicroBatch",
-    "as_micro_batch",
-    "laid_out",
-    "made_micro_batch",
-    "sliced",
-    "split_batch",
-    "tensors_of",
-    "to_device",
-    "unknown_micro_batch",
-    "windows",
-]
 
 ItemT = TypeVar("ItemT")
 CountSamples = Callable[[Batch], int]
@@ -130,11 +114,8 @@ def as_micro_batch(batch: Batch, size: int | None = None, samples: CountSamples 
 
     A batch that may be a list of samples or samples along a dimension of its tensors is not divided: its ``readings``
     are, once one of them is chosen. A batch whose samples are not known is accepted too, but cannot be divided.
-
-    Args:
-        batch: the batch.
-        size: number of samples, if it is known; ignored if nothing in the batch has as many.
-        samples: counts the samples of the batch and of its parts, which decides between several readings.
+    ``size`` is ignored if nothing in the batch has as many samples; counting ``samples`` decides between several
+    readings.
     """
     if samples is not None:
         size = samples(batch)
@@ -201,10 +182,7 @@ class MakesMicroBatches(Protocol):
 def made_micro_batch(make_batch: Callable[[int], Batch], size: int, samples: CountSamples | None = None) -> MicroBatch:
     """Make a batch of ``size`` samples, divided as the growth to a batch of one more sample shows.
 
-    Args:
-        make_batch: makes a batch of so many samples, or a ``MicroBatch`` of them. It is called twice at most.
-        size: number of samples.
-        samples: counts the samples of a batch and of its parts, if the user says so; then no second batch is made.
+    ``make_batch``, which may return a ``MicroBatch``, is called twice at most; once if ``samples`` are counted.
 
     Raises:
         WorkloadError: when the batch has another number of samples.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from batchwright.errors import FieldProblem, SpecError
-from batchwright.workloads.base import IGNORED_LABEL, LabelScores, LossTerms
+from batchwright.workloads.base import IGNORED_LABEL, LabelScores
 from batchwright.workloads.causal.routers import ROUTER_TERM, router_coefficient, router_loss
 from batchwright.workloads.config_fields import TransformersConfig
 from batchwright.workloads.reference import NextTokenWorkload
@@ -19,14 +19,7 @@ _FEWEST_TOKENS = 2
 
 
 class CausalWorkload(NextTokenWorkload):
-    """Next-token prediction with a transformers decoder.
-
-    Args:
-        build: makes the model.
-        length: tokens of the longest sample.
-        config: the model's configuration.
-        label_smoothing: see ``summed_cross_entropy``.
-    """
+    """Next-token prediction with a transformers decoder."""
 
     takes_mask = False
     """True if batches have an ``attention_mask``, which a causal model does not need for padding on the right."""
@@ -99,12 +92,8 @@ class RoutedWorkload(CausalWorkload):
         mask = nn.utils.rnn.pad_sequence([torch.ones_like(sample) for sample in samples], batch_first=True)
         return {**super().collate(samples), "attention_mask": mask}
 
-    def loss_terms(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossTerms:
-        """Two terms, ``next_token`` and ``router_aux_loss``."""
-        return self.score(model, batch).terms
-
-    @override
     def score(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LabelScores:
+        """Score the next token, with two terms, ``next_token`` and ``router_aux_loss``."""
         mask = batch.get("attention_mask")
         output = model(input_ids=batch["input_ids"], attention_mask=mask, use_cache=False, output_router_logits=True)
         tokens = _tokens(batch)

@@ -47,8 +47,7 @@ class _WithReference(nn.Module):
 def keep_reference(model: nn.Module) -> nn.Module:
     """Give a model a frozen copy of its present weights, and return the model, whose class is a subclass from now on.
 
-    Args:
-        model: the model, without an adapter.
+    It has no adapter.
     """
     reference = copy.deepcopy(model).requires_grad_(requires_grad=False)
     kind = type(model)
@@ -66,20 +65,15 @@ def reference_of(model: nn.Module) -> nn.Module | None:
 
 @contextmanager
 def as_reference(model: nn.Module) -> Iterator[None]:
-    """Let a model compute as its reference policy, without gradients and dropout.
-
-    Args:
-        model: a model that ``keep_reference`` returned, or one with an adapter.
-    """
-    with torch.no_grad(), adapter_disabled(model) if reference_of(model) is None else _copy_runs(model):
-        yield
-
-
-@contextmanager
-def _copy_runs(model: nn.Module) -> Iterator[None]:
+    """Let a model compute as its reference policy, without gradients and dropout."""
+    if reference_of(model) is None:
+        with torch.no_grad(), adapter_disabled(model):
+            yield
+        return
     model.runs_reference = True  # type: ignore[assignment] # a plain attribute
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         model.runs_reference = False  # type: ignore[assignment]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -19,7 +19,7 @@ from batchwright.schemas.workload import Gpt, ReferenceModel, TransformersModel,
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import LARGEST_BYTES, TimeIsUpError
-from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, try_in_child
 from batchwright.training.data.source import DataSource
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import IGNORED_LABEL, Workload
@@ -61,7 +61,11 @@ class ArraysSource(DataSource[ArraysData]):
             SpecError: when the file cannot be read, or an array is missing or does not fit the model's batch.
         """
         data, folders = self.data, self.folders
-        example = _example(data, workload)
+        with preserved_random_state():
+            example = workload.make_batch(1)
+        if not isinstance(example, dict) or not all(isinstance(value, Tensor) for value in example.values()):
+            message = "needs a model whose batch is a dict of tensors; use `workload`"
+            raise data_problem("data.kind", message, data.kind)
         arrays = _chosen(data, _read(data, folders), example, causal=isinstance(workload, NextTokenWorkload))
         for name, array in arrays.items():
             _check_array(name, array, example[name])
@@ -76,35 +80,18 @@ class ArraysSource(DataSource[ArraysData]):
         return TrainingData(ArraySamples(arrays, types), default_collate)
 
 
-def _example(data: ArraysData, workload: Workload) -> dict[str, Tensor]:
-    with preserved_random_state():
-        example = workload.make_batch(1)
-    if not isinstance(example, dict) or not all(isinstance(value, Tensor) for value in example.values()):
-        message = "needs a model whose batch is a dict of tensors; use `workload`"
-        raise data_problem("data.kind", message, data.kind)
-    return example
-
-
 def _read(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:
-    """Read the arrays, first in a child process: a few bytes may unpack to more than the memory has.
-
-    Raises:
-        TimeIsUpError: when a first reading would read a large file.
-    """
+    """Read the arrays, first in a child process: a few bytes may unpack to more than the memory has."""
     if folders.reading is not None:
         with folders.open("data.path", data.path) as stream:
             if os.fstat(stream.fileno()).st_size > LARGEST_BYTES:
                 raise TimeIsUpError(f"{data.path} is too large")
     try:
-        list(in_child(partial(_count, data, folders), _SECONDS))
+        try_in_child(partial(_arrays, data, folders), _SECONDS)
     except (ForeignFailure, MemoryError) as failure:
         raise data_problem("data.path", f"cannot be read: {failure}", data.path) from None
     with foreign_errors("data.path", lambda: data.path):
         return _arrays(data, folders)
-
-
-def _count(data: ArraysData, folders: DataFolders) -> Iterator[int]:
-    yield len(_arrays(data, folders))
 
 
 def _arrays(data: ArraysData, folders: DataFolders) -> dict[str, Tensor]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL, RecordsData
-from batchwright.training.data.base import data_problem
+from batchwright.training.data.base import RENDERER, data_problem, import_optional
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import described, foreign_errors
-from batchwright.training.data.sources.packages import RENDERER, import_optional
 
 Message: TypeAlias = Mapping[str, Any]
 """A message with a `role`, and mostly a `content`; other fields are for the template."""
@@ -57,11 +56,7 @@ class Chat(NamedTuple):
 
 
 class ChatTemplate:
-    """A chat template.
-
-    Args:
-        source: the template.
-        tokens: its variables, such as `bos_token`.
+    """A chat template. ``tokens`` are its variables, such as `bos_token`.
 
     Attributes:
         marks_answers: whether the template says itself what is learned (`{% generation %}`).
@@ -88,11 +83,7 @@ class ChatTemplate:
         A template may mark them (`{% generation %}`). In others an answer is what the assistant has to write when it is
         asked: from the end of the generation prompt to the end of the turn. Templates that have no such prompt, or that
         write earlier messages otherwise than the last, have as its ends what changes when a single character takes the
-        place of the message.
-
-        Args:
-            chat: the conversation.
-            first: number of the first message whose answer is wanted.
+        place of the message. Answers before message number ``first`` are left out.
 
         Raises:
             ValueError: when the template refuses it, or its marks are not those of the messages.
@@ -164,15 +155,15 @@ def _difference(text: str, marked: str) -> Span | None:
     """The part of ``text`` in whose place ``marked`` has the marker; None where the template leaves it out."""
     if _MARKER not in marked:
         return None
-    begin = _common_length(text, marked)
-    rest = _common_length(text[::-1], marked[::-1])
+    begin = common_start(text, marked)
+    rest = common_start(text[::-1], marked[::-1])
     return (begin, max(begin, len(text) - rest))
 
 
-def _common_length(one: str, other: str) -> int:
-    """Number of characters that both texts begin with."""
+def common_start(one: Sequence[object], other: Sequence[object]) -> int:
+    """Number of elements that two texts, or two lists, begin with."""
     low, high = 0, min(len(one), len(other))
-    while low < high:  # halves, as comparing slices is faster than a loop over characters
+    while low < high:  # halves, as comparing slices is faster than a loop over elements
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
             low = middle

@@ -14,11 +14,12 @@ from typing import Any, TypeAlias, TypeVar
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import ForeignFailure, in_child
+from batchwright.training.data.foreign import ForeignFailure, lists_in_child
 from batchwright.training.data.sources.chat_template import (
     Chat,
     ChatTemplate,
     Span,
+    common_start,
     messages_of,
     open_chat_template,
     tools_of,
@@ -28,8 +29,7 @@ from batchwright.training.data.sources.rows import (
     TextRows,
     holds_lists,
     read_rows,
-    rows_with_lists,
-    rows_with_text,
+    rows_with_all,
 )
 from batchwright.training.data.sources.tokens import Located, TextTokenizer, TokenSequences, open_tokenizer
 
@@ -88,12 +88,6 @@ class PromptedTexts:
 
 def _learned_from(begin: int, ids: list[int]) -> Learned:
     return Learned(ids, [place >= begin for place in range(len(ids))])
-
-
-def common_start(one: Sequence[object], other: Sequence[object]) -> int:
-    """Number of elements that both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (here, there) in pairs if here != there), min(len(one), len(other)))
 
 
 @dataclass(frozen=True)
@@ -182,26 +176,16 @@ def encoded_rows(rows: TextRows, encode: Callable[[Mapping[str, Sequence[Any]]],
     Raises:
         SpecError: about ``field``, when a row cannot be encoded.
     """
-    done = 0
+    done, produce = 0, partial(_encoded, rows.rows, encode)
     try:
-        for some in in_child(partial(_encoded, rows.rows, encode, 0, _ROWS_AT_A_TIME), _SECONDS):
+        for some in lists_in_child(produce, _ROWS_AT_A_TIME, _SECONDS, _SECONDS_OF_ROW):
             yield from some
             done += len(some)
-            _count(rows, done)
-    except ForeignFailure:
-        try:
-            for some in in_child(partial(_encoded, rows.rows, encode, done, 1), _SECONDS_OF_ROW):
-                yield from some
-                done += 1
-                _count(rows, done)
-        except ForeignFailure as failure:
-            row = shorten(str(rows.rows[done]), _LONGEST_ROW)
-            raise data_problem(field, f"cannot be encoded: {failure}", f"{rows.place(done)}: {row}") from None
-
-
-def _count(rows: TextRows, done: int) -> None:
-    if rows.files.reading is not None:
-        rows.files.reading.count(done, len(rows.rows), "rows")
+            if rows.files.reading is not None:
+                rows.files.reading.count(done, len(rows.rows), "rows")
+    except ForeignFailure as failure:
+        row = shorten(str(rows.rows[done]), _LONGEST_ROW)
+        raise data_problem(field, f"cannot be encoded: {failure}", f"{rows.place(done)}: {row}") from None
 
 
 def _encoded(
@@ -223,7 +207,7 @@ def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders)
     else:
         named = {"data.prompt_field": data.prompt_field, "data.completion_field": data.completion_field}
     if data.completion_field is None or holds_lists(rows.rows, data.completion_field):
-        chats = rows_with_lists(rows, data, named, data.tools_field)
+        chats = rows_with_all(rows, data, named, are_lists=True, tools=data.tools_field)
         template = open_chat_template(data, folders)
         return chats, Conversations(tokenizer, template, tuple(named.values()), data.tools_field)
-    return rows_with_text(rows, data, named), PromptedTexts(tokenizer, (data.prompt_field, data.completion_field))
+    return rows_with_all(rows, data, named), PromptedTexts(tokenizer, (data.prompt_field, data.completion_field))

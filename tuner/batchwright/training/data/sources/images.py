@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,10 @@ from torch.utils.data import default_collate
 
 from batchwright.schemas.dataset.data_spec import ImagesData
 from batchwright.schemas.workload import ReferenceModel, ResNet, TransformersModel, WorkloadSpec
-from batchwright.training.data.base import TrainingData, class_numbers, data_problem
+from batchwright.training.data.base import TrainingData, class_numbers, data_problem, import_optional
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, try_in_child
 from batchwright.training.data.source import DataSource
-from batchwright.training.data.sources.packages import import_optional
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Workload
 
@@ -105,14 +103,10 @@ class ImagesSource(DataSource[ImagesData]):
         paths = np.array([os.fsencode(file.absolute()) for file in files])
         samples = ImageSamples(paths, labels, key, (channels, height, width), folders)
         try:
-            list(in_child(partial(_decode_first, samples), _SECONDS))
+            try_in_child(partial(samples.__getitem__, 0), _SECONDS)
         except ForeignFailure as failure:
             raise data_problem("data.path", f"cannot be read: {failure}", files[0]) from None
         return TrainingData(samples, default_collate, classes=tuple(names))
-
-
-def _decode_first(samples: ImageSamples) -> Iterator[bool]:
-    yield bool(samples[0])
 
 
 def _images_of(data: ImagesData, spec: WorkloadSpec, workload: Any) -> tuple[str, int]:  # noqa: ANN401 - one of ours

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from batchwright.schemas.dataset.data_spec import RecordsData
-from batchwright.training.data.base import class_numbers, data_problem
-from batchwright.training.data.sources.packages import import_optional
+from batchwright.training.data.base import class_numbers, data_problem, import_optional
 from batchwright.training.data.sources.rows import (
     Prepared,
     Read,
     TextRows,
     holds_lists,
-    rows_with_lists,
-    rows_with_text,
+    rows_with_all,
 )
 from batchwright.training.data.sources.tokens import TextTokenizer
 from batchwright.workloads.base import IGNORED_LABEL
@@ -76,7 +74,7 @@ def classification(read: Read, data: RecordsData, tokenizer: TextTokenizer, conf
     """
     pair = data.text_pair_field
     texts = {_TEXT: data.text_field} | ({} if pair is None else {"data.text_pair_field": pair})
-    rows = rows_with_text(read(), data, texts, data.label_field)
+    rows = rows_with_all(read(), data, texts, label=data.label_field)
     classes = _classes(rows, data.label_field, config, of_words=False)
     takes_types = pair is not None and getattr(config, "type_vocab_size", 0) > 1
     return rows, ClassEncoder(data, tokenizer, classes, takes_types)
@@ -93,7 +91,7 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
         if name in found.rows.column_names and not holds_lists(found.rows, name):
             message = "must hold lists for token-classification: the words, and their labels"
             raise data_problem(field, message, f"{name}, {found.files.place(0)}")
-    rows = rows_with_lists(found, data, {_TEXT: data.text_field, _LABEL: data.label_field})
+    rows = rows_with_all(found, data, {_TEXT: data.text_field, _LABEL: data.label_field}, are_lists=True)
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     columns = [rows.rows.with_format("arrow")[:].column(name) for name in (data.text_field, data.label_field)]
     texts = compute.list_flatten(columns[0])
@@ -108,11 +106,7 @@ def token_classification(read: Read, data: RecordsData, tokenizer: TextTokenizer
 
 
 def _classes(found: TextRows, field: str, config: Any, *, of_words: bool) -> dict[Any, int]:  # noqa: ANN401 - as above
-    """Map labels to classes: numbers are classes, and names have numbers. Negative ones of words are none.
-
-    Raises:
-        SpecError: when labels are missing, are neither numbers nor names, or exceed the model's classes.
-    """
+    """Map labels to classes: numbers are classes, and names have numbers. Negative ones of words are none."""
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     column = found.rows.select_columns([field]).with_format("arrow")[:].column(field)
     parents = np.arange(len(column))

@@ -17,12 +17,13 @@ from batchwright.training.data.files import DataFolders
 from batchwright.training.data.sources.chat_template import (
     Chat,
     ChatTemplate,
+    common_start,
     messages_of,
     open_chat_template,
     tools_of,
 )
-from batchwright.training.data.sources.completions import common_start, encoded_rows, left_out
-from batchwright.training.data.sources.rows import TextRows, holds_lists, read_rows, rows_with_lists, rows_with_text
+from batchwright.training.data.sources.completions import encoded_rows, left_out
+from batchwright.training.data.sources.rows import TextRows, holds_lists, read_rows, rows_with_all
 from batchwright.training.data.sources.tokens import (
     PaddedCollation,
     TextTokenizer,
@@ -193,6 +194,6 @@ def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders)
     named = sides if prompt is None else {"data.prompt_field": prompt, **sides}
     fields = (prompt, (data.chosen_field, data.rejected_field))
     if is_chat:
-        chats = rows_with_lists(rows, data, named, data.tools_field)
+        chats = rows_with_all(rows, data, named, are_lists=True, tools=data.tools_field)
         return chats, PairedConversations(tokenizer, open_chat_template(data, folders), *fields, data.tools_field)
-    return rows_with_text(rows, data, named), PairedTexts(tokenizer, *fields)
+    return rows_with_all(rows, data, named), PairedTexts(tokenizer, *fields)

@@ -14,17 +14,16 @@ from torch import Tensor
 from batchwright.schemas.dataset.batch_spec import Packing
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.schemas.workload import Gpt, ReferenceModel, TransformersModel, WorkloadSpec
-from batchwright.training.data.base import TrainingData, data_problem
+from batchwright.training.data.base import RENDERER, TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.foreign import foreign_errors
 from batchwright.training.data.seeding import generator_from_key
 from batchwright.training.data.source import DataSource
 from batchwright.training.data.sources.completions import encoded_rows, read_completions
 from batchwright.training.data.sources.labelled_texts import ClassEncoder, classification, token_classification
-from batchwright.training.data.sources.packages import RENDERER
 from batchwright.training.data.sources.packing import pack
 from batchwright.training.data.sources.pair_records import pairs_data
-from batchwright.training.data.sources.rows import Encoder, Prepared, Read, Rows, read_rows, rows_with_text
+from batchwright.training.data.sources.rows import Encoder, Prepared, Read, Rows, read_rows, rows_with_all
 from batchwright.training.data.sources.tokens import (
     PaddedCollation,
     TextTokenizer,
@@ -99,7 +98,7 @@ class RecordsSource(DataSource[RecordsData]):
         )
         padding = padding_id(tokenizer, config)
         if packing is not None:
-            rows = rows_with_text(read_rows(data, folders), data, {_TEXT: data.text_field})
+            rows = rows_with_all(read_rows(data, folders), data, {_TEXT: data.text_field})
             documents = encoded_rows(rows, partial(_documents, tokenizer, data.text_field), _TEXT)
             return _packed(documents, packing, padding, data, spec)
         found, encode = _PREPARATIONS[task](lambda: read_rows(data, folders), data, tokenizer, config)
@@ -198,7 +197,7 @@ def _pad_empty(encode: Encoder, padding: int) -> Encoder:
 
 
 def _causal(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: Any) -> Prepared:  # noqa: ANN401 - a transformers configuration, or none
-    rows = rows_with_text(read(), data, {_TEXT: data.text_field})
+    rows = rows_with_all(read(), data, {_TEXT: data.text_field})
     return rows, lambda _, row: torch.tensor(tokenizer.encode(row[data.text_field]).ids, dtype=torch.int64)
 
 
@@ -210,7 +209,7 @@ def _sequence_to_sequence(read: Read, data: RecordsData, tokenizer: TextTokenize
     if not isinstance(start, int):
         message = "is not stated in this config: set it to the token that a target starts with"
         raise data_problem("model.config.decoder_start_token_id", message)
-    rows = rows_with_text(read(), data, {_TEXT: data.text_field, "data.target_field": target})
+    rows = rows_with_all(read(), data, {_TEXT: data.text_field, "data.target_field": target})
 
     def encode(_: int, row: dict[str, Any]) -> dict[str, Tensor]:
         source, wanted = (tokenizer.encode(row[name]).ids for name in (data.text_field, target))
@@ -228,7 +227,7 @@ def _masked(read: Read, data: RecordsData, tokenizer: TextTokenizer, _config: An
     if mask_id is None:
         message = "has no mask token: masked-lm needs a tokenizer.json with a token `[MASK]` or `<mask>`"
         raise data_problem("data.tokenizer", message, data.tokenizer)
-    rows = rows_with_text(read(), data, {_TEXT: data.text_field})
+    rows = rows_with_all(read(), data, {_TEXT: data.text_field})
 
     def encode(index: int, row: dict[str, Any]) -> dict[str, Tensor]:
         encoded = tokenizer.encode(row[data.text_field])

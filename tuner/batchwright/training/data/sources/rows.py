@@ -21,11 +21,10 @@ from torch import Tensor
 
 from batchwright.schemas.dataset.data_spec import RecordsData
 from batchwright.system.host_failures import disk_failure_of
-from batchwright.training.data.base import data_problem
+from batchwright.training.data.base import data_problem, import_optional
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import FirstReading, TimeIsUpError
-from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
-from batchwright.training.data.sources.packages import import_optional
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, try_in_child
 from batchwright.workloads.base import Sample
 
 Rows: TypeAlias = Any
@@ -56,7 +55,7 @@ class RowFiles:
         named = (self.builder, self.paths if paths is None else paths, self.cache)
         seconds = _LOADING_SECONDS if self.reading is None else self.reading.seconds_left
         try:
-            list(in_child(functools.partial(_load_once, *named), seconds))
+            try_in_child(functools.partial(_load, *named), seconds)
         except ForeignFailure:
             if self.reading is not None and time.monotonic() > self.reading.deadline:
                 raise TimeIsUpError("the files are too large to be loaded in time") from None
@@ -103,7 +102,7 @@ class RowFiles:
                 middle = (good + bad) // 2
                 part.write_bytes(b"".join(lines[:middle]))
                 try:
-                    list(in_child(functools.partial(_load_once, self.builder, [part], cache), _LOADING_SECONDS))
+                    try_in_child(functools.partial(_load, self.builder, [part], cache), _LOADING_SECONDS)
                     good = middle
                 except ForeignFailure:
                     bad = middle
@@ -111,8 +110,11 @@ class RowFiles:
 
     def place_of_null(self) -> str | None:
         """Name the first row that is `null`, which is read as a row whose fields are all missing."""
-        rows = ((row, path) for path in self.paths for row, line in enumerate(_lines(path), start=1) if _is_null(line))
-        return next((f"row {row} of {self._name(path)}" for row, path in rows), None)
+        for path in self.paths:
+            for row, line in enumerate(map(bytes.strip, _lines(path)), start=1):
+                if line.startswith(b"null") or line.endswith(b"null"):
+                    return f"row {row} of {self._name(path)}"
+        return None
 
 
 class FileRows(NamedTuple):
@@ -194,40 +196,24 @@ def read_rows(data: RecordsData, folders: DataFolders) -> FileRows:
     return FileRows(rows, found)
 
 
-def rows_with_text(rows: FileRows, data: RecordsData, texts: Mapping[str, str], label: str | None = None) -> TextRows:
-    """The rows that have all texts, with only these fields and that of the label.
-
-    Args:
-        rows: all rows.
-        data: names the files.
-        texts: names of the fields with texts, by the fields of the spec that name them.
-        label: name of the field with labels, of any type.
-
-    Raises:
-        SpecError: when a field is missing or holds no text, or no row has all texts.
-    """
-    return _rows_with_all(rows, data, texts, {"data.label_field": label}, are_lists=False)
-
-
-def rows_with_lists(rows: FileRows, data: RecordsData, lists: Mapping[str, str], tools: str | None = None) -> TextRows:
-    """The rows whose lists all have an element, with only these fields and the tools. Their lengths count elements.
-
-    Args:
-        rows: all rows.
-        data: names the files.
-        lists: names of the fields with lists, by the fields of the spec that name them.
-        tools: name of the field with tools, of any type.
-
-    Raises:
-        SpecError: when a field is missing or holds no lists, or no row has all lists.
-    """
-    return _rows_with_all(rows, data, lists, {"data.tools_field": tools}, are_lists=True)
-
-
-def _rows_with_all(
-    found: FileRows, data: RecordsData, fields: Mapping[str, str], others: Mapping[str, str | None], *, are_lists: bool
+def rows_with_all(  # noqa: PLR0913 - the fields by their kind
+    found: FileRows,
+    data: RecordsData,
+    fields: Mapping[str, str],
+    *,
+    are_lists: bool = False,
+    label: str | None = None,
+    tools: str | None = None,
 ) -> TextRows:
-    """The rows of which all ``fields`` have a length, with only these and the ``others`` that are named."""
+    """The rows that have all texts, or an element in all lists, with only these fields, the label and the tools.
+
+    ``fields`` are those with texts, or with lists (``are_lists``), whose lengths count elements: their names by the
+    fields of the spec that name them. Label and tools are of any type.
+
+    Raises:
+        SpecError: when a field is missing or holds something else, or no row has all.
+    """
+    others = {"data.label_field": label, "data.tools_field": tools}
     rows = found.rows
     named = {**fields, **{field: name for field, name in others.items() if name}}
     for field, name in named.items():
@@ -281,11 +267,6 @@ def _is_faulty(line: bytes, builder: str) -> bool:
         return True
 
 
-def _is_null(line: bytes) -> bool:
-    text = line.strip()
-    return text.startswith(b"null") or text.endswith(b"null")
-
-
 def _has_row_of_nulls(rows: Rows) -> bool:
     compute = import_optional("pyarrow.compute", "data.kind", "records")
     columns = (compute.is_null(column) for column in rows.data.columns)
@@ -317,11 +298,7 @@ def holds_lists(rows: Rows, name: str) -> bool:
 
 
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
-    """Identity of a file that may be read. `datasets` opens the file once more, by its path.
-
-    Raises:
-        SpecError: when the file may not be read, or would be read as more than one file.
-    """
+    """Identity of a file that may be read. `datasets` opens the file once more, by its path."""
     if "::" in str(path):
         raise data_problem(_PATHS, "has `::` in its path, which chains several files: name it otherwise", path)
     with folders.open(_PATHS, path) as stream:
@@ -346,13 +323,7 @@ def _format_of(files: list[Path]) -> str:
 
 
 def _load(builder: str, files: list[Path], cache: Path) -> Rows:
-    """Load the rows of local files with one of the readers of `datasets`.
-
-    Raises:
-        ForeignFailure: when the files cannot be read.
-        HostFailureError: when the disk of the copies is full.
-        SpecError: when `datasets` is not installed.
-    """
+    """Load the rows of local files with one of the readers of `datasets`."""
     datasets = import_optional("datasets", "data.kind", "records")
     names = {"train": [glob.escape(str(path)) for path in files]}  # `datasets` reads names as patterns
     options = _OPTIONS.get(builder, {}) | {"cache_dir": str(cache)}
@@ -365,10 +336,6 @@ def _load(builder: str, files: list[Path], cache: Path) -> Rows:
         cause = " ".join(str(error.__cause__ or error).split())
         cause = cause or ("there are no rows" if isinstance(error, StopIteration) else type(error).__name__)
         raise ForeignFailure(cause) from None
-
-
-def _load_once(builder: str, files: list[Path], cache: Path) -> Iterator[int]:
-    yield len(_load(builder, files, cache))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.first_reading import LARGEST_BYTES
-from batchwright.training.data.foreign import ForeignFailure, in_child
+from batchwright.training.data.foreign import ForeignFailure, lists_in_child
 from batchwright.training.data.source import DataSource
 from batchwright.training.data.sources.tokens import PaddedCollation, TextTokenizer, open_tokenizer, padding_id
 from batchwright.workloads.base import Workload
@@ -90,21 +90,16 @@ def _bytes(files: list[Path], folders: DataFolders) -> Tensor:
 
 def _tokens(files: list[Path], tokenizer: TextTokenizer, folders: DataFolders) -> Tensor:
     """Tokenise the files in pieces of whole lines, in a child process."""
-    parts = [torch.empty(0, dtype=torch.int32)]
+    parts, total = [torch.empty(0, dtype=torch.int32)], sum(path.stat().st_size for path in files)
     try:
-        for some in in_child(partial(_encoded, files, tokenizer, folders, 0, _PIECES_AT_A_TIME), _SECONDS):
+        for some in lists_in_child(partial(_encoded, files, tokenizer, folders), _PIECES_AT_A_TIME, _SECONDS, _SECONDS):
             parts += map(torch.from_numpy, some)
-            _count(files, folders, len(parts) - 1)
-    except ForeignFailure:
-        done = len(parts) - 1
-        try:
-            for some in in_child(partial(_encoded, files, tokenizer, folders, done, 1), _SECONDS):
-                parts += map(torch.from_numpy, some)
-                _count(files, folders, len(parts) - 1)
-        except ForeignFailure as failure:
-            piece = next(islice(_pieces(files, folders), len(parts) - 1, None), None)
-            place = ", ".join(map(str, files)) if piece is None else f"lines from {piece.line} of {piece.path}"
-            raise data_problem("data.tokenizer", f"cannot encode the text: {failure}", place) from None
+            if folders.reading is not None:
+                folders.reading.count(min(total, (len(parts) - 1) * _PIECE_BYTES), total, "bytes")
+    except ForeignFailure as failure:
+        piece = next(islice(_pieces(files, folders), len(parts) - 1, None), None)
+        place = ", ".join(map(str, files)) if piece is None else f"lines from {piece.line} of {piece.path}"
+        raise data_problem("data.tokenizer", f"cannot encode the text: {failure}", place) from None
     return torch.cat(parts)
 
 
@@ -115,12 +110,6 @@ def _encoded(
     pieces = (piece.text for piece in islice(_pieces(files, folders), begin, None))
     while some := list(islice(pieces, count)):
         yield [np.array(ids, dtype=np.int32) for ids in tokenizer.encode_all(some)]
-
-
-def _count(files: list[Path], folders: DataFolders, pieces: int) -> None:
-    if folders.reading is not None:
-        total = sum(path.stat().st_size for path in files)
-        folders.reading.count(min(total, pieces * _PIECE_BYTES), total, "bytes")
 
 
 class _Piece(NamedTuple):

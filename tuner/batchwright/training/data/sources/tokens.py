@@ -7,17 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from batchwright.schemas.dataset.data_spec import OF_THE_MODEL
-from batchwright.training.data.base import data_problem
+from batchwright.training.data.base import data_problem, import_optional
 from batchwright.training.data.files import DataFolders
-from batchwright.training.data.foreign import ForeignFailure, foreign_errors, in_child
-from batchwright.training.data.sources.packages import import_optional
+from batchwright.training.data.foreign import ForeignFailure, foreign_errors, try_in_child
 from batchwright.workloads.base import IGNORED_LABEL
 from batchwright.workloads.causal.rope_scaling import longest_uncoupled
 
@@ -56,34 +55,8 @@ class Located(NamedTuple):
     """True for a special token, which the text holds by its name."""
 
 
-class TextTokenizer(Protocol):
-    """Converts text to token ids."""
-
-    vocabulary_size: int
-    """One more than the largest token id."""
-    padding_id: int | None
-    """Padding token; None without one."""
-    mask_id: int | None
-    """Mask token; None without one."""
-
-    def encode(self, text: str, pair: str | None = None) -> Encoded:
-        """Convert a text, or a pair of texts, to tokens, truncated to the tokenizer's longest length."""
-
-    def encode_words(self, words: list[str]) -> tuple[list[int], list[int | None]]:
-        """Convert words to tokens, truncated likewise, with the number of the word that each is of; None for none."""
-
-    def encode_documents(self, texts: list[str]) -> list[list[int]]:
-        """Convert each text to the ids that ``encode`` returns, several texts in parallel."""
-
-    def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """Convert each text to all of its tokens, without added ones."""
-
-    def locate(self, texts: list[str]) -> list[Located]:
-        """Convert each text to all of its tokens, without added ones, with their places."""
-
-
 class ByteTokenizer:
-    """Token ids 0 to 255 are the UTF-8 bytes of the text."""
+    """Token ids 0 to 255 are the UTF-8 bytes of the text, of at most ``longest``. There is no padding or mask token."""
 
     vocabulary_size = _BYTE_VALUES
     padding_id: int | None = None
@@ -116,22 +89,27 @@ class ByteTokenizer:
 
     def locate(self, texts: list[str]) -> list[Located]:
         """Return all bytes of each text, with the characters that they are of. None is special."""
-        return [self._located(text) for text in texts]
-
-    @staticmethod
-    def _located(text: str) -> Located:
-        encoded = [(place, byte) for place, letter in enumerate(text) for byte in letter.encode(errors="replace")]
-        spans = [(place, place + 1) for place, _ in encoded]
-        return Located([byte for _, byte in encoded], spans, [False] * len(encoded))
+        found = []
+        for text in texts:
+            encoded = [(place, byte) for place, letter in enumerate(text) for byte in letter.encode(errors="replace")]
+            spans = [(place, place + 1) for place, _ in encoded]
+            found.append(Located([byte for _, byte in encoded], spans, [False] * len(encoded)))
+        return found
 
 
 class FileTokenizer:
-    """A Hugging Face `tokenizer.json`. Its settings for padding and truncation are not used."""
+    """A Hugging Face `tokenizer.json`. Its settings for padding and truncation are not used.
+
+    Attributes:
+        vocabulary_size: one more than the largest token id.
+        padding_id: padding token; None without one.
+        mask_id: mask token; None without one.
+    """
 
     def __init__(self, path: Path, longest: int, folders: DataFolders, *, takes_pairs: bool = False) -> None:
         place = f"{path}, as a tokenizer.json"
         try:
-            list(in_child(partial(_open_once, path, folders, takes_pairs=takes_pairs), _OPENING_SECONDS))
+            try_in_child(partial(_opened, path, folders, takes_pairs=takes_pairs), _OPENING_SECONDS)
         except ForeignFailure as failure:
             raise data_problem(_FIELD, f"cannot be read: {failure}", place) from None
         with foreign_errors(_FIELD, lambda: place):
@@ -158,7 +136,7 @@ class FileTokenizer:
         return Encoded(encoding.ids, encoding.special_tokens_mask, encoding.type_ids)
 
     def encode_words(self, words: list[str]) -> tuple[list[int], list[int | None]]:
-        """Convert words to tokens, with those that the tokenizer's template adds, which are of no word."""
+        """Convert words to tokens, with the number of each one's word; None for those that the template adds."""
         encoding = self._cutting().encode(words, is_pretokenized=True)
         return encoding.ids, encoding.word_ids
 
@@ -186,6 +164,10 @@ class FileTokenizer:
         return self._tokenizer
 
 
+TextTokenizer: TypeAlias = ByteTokenizer | FileTokenizer
+"""Converts text to token ids. ``encode`` and ``encode_documents`` cut at the longest length; the others do not."""
+
+
 def _opened(path: Path, folders: DataFolders, *, takes_pairs: bool) -> tuple[Any, list[int]]:
     """Open a tokenizer, and return it with the ids that it adds to a text."""
     tokenizers = import_optional("tokenizers", _FIELD, str(path))
@@ -194,10 +176,6 @@ def _opened(path: Path, folders: DataFolders, *, takes_pairs: bool) -> tuple[Any
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer, tokenizer.encode("", "" if takes_pairs else None).ids
-
-
-def _open_once(path: Path, folders: DataFolders, *, takes_pairs: bool) -> Iterator[list[int]]:
-    yield _opened(path, folders, takes_pairs=takes_pairs)[1]
 
 
 def open_tokenizer(

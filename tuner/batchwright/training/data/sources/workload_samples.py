@@ -13,6 +13,7 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.data.base import TrainingData, data_problem
 from batchwright.training.data.seeding import seed_from_key
 from batchwright.training.data.source import DataSource
+from batchwright.training.micro_batches.nested_batches import entries_of, is_container, rebuilt
 from batchwright.training.micro_batches.rng_state import preserved_random_state
 from batchwright.workloads.base import Batch, Collates, HasDataset, HasEvaluationDataset, Samples, Workload
 
@@ -40,11 +41,9 @@ def join_batches(batches: list[Batch]) -> Batch:
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(batches)
-    if isinstance(first, dict):
-        return {name: join_batches([batch[name] for batch in batches]) for name in first}
-    if isinstance(first, (list, tuple)):
-        return type(first)(join_batches(list(parts)) for parts in zip(*batches, strict=True))
-    return first
+    entries = ([value for _, value in entries_of(batch)] for batch in batches)
+    joined = [join_batches(list(parts)) for parts in zip(*entries, strict=True)]
+    return rebuilt(first, joined) if is_container(first) else first
 
 
 class SyntheticSource(DataSource[SyntheticData]):
