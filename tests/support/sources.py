@@ -6,7 +6,8 @@ import pytest
 
 from batchwright.errors import SpecError
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.training.data import TrainingData, build_data
+from batchwright.training.data.base import TrainingData
+from batchwright.training.data.build import build_data
 from batchwright.workloads.build import build_workload
 
 
