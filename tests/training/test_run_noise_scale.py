@@ -124,7 +124,7 @@ def test_whole_windows_on_one_rank_say_what_is_missing(tmp_path: Path) -> None:
     estimate = loop.noise_scale.estimate()
     assert measured(made) == []
     assert estimate is not None
-    assert "no update had two" in estimate.message
+    assert "at least two micro-batches per update" in estimate.message
 
 
 def test_a_loss_that_couples_samples_is_not_measured(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ The pipeline of a run:
 1. ``launching`` writes the run's folder and starts one process per rank (``worker``).
 2. ``assembly`` builds the parts of the run. ``trainer`` resumes from the newest intact checkpoint (``checkpoints``) and
    makes the updates of the ``batch_schedule``.
-3. ``update_engine`` applies the spec (``precision``, clipping, moving averages). Probes and traces use it too.
+3. ``update_engine`` applies the spec (precision, clipping, moving averages). Probes and traces use it too.
 4. ``accumulation`` makes one exact update of the ``micro_batches``. It is the API for a training loop of your own.
 5. ``coupling`` finds losses that no accumulation can make exact. ``fsdp`` shards the model, ``progress`` and
    ``trackers`` report, ``finite_updates`` ends a run that diverges, ``evaluation`` runs held-out samples between

@@ -2,8 +2,7 @@
 
 ``held_out_data`` divides the data of a run, or reads held-out files. ``evaluator`` runs forward passes over them
 without gradients, under the memory limit of the run, and halves a batch that does not fit; ``evaluation_sums`` adds up
-the figures, and ``averaged_weights`` puts the moving averages in the place of the weights meanwhile. ``run_evaluation``
-decides after which updates to evaluate, which weights are the best, and whether the run
+the figures. ``run_evaluation`` decides after which updates to evaluate, which weights are the best, and whether the run
 ends early.
 
 An evaluation leaves no trace in the training: random numbers and the modes of modules are restored, and buffers, but

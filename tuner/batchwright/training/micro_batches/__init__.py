@@ -3,5 +3,5 @@
 ``splitting`` divides a micro-batch into smaller ones, for the structures that ``nested_batches`` supports:
 ``sample_layout`` and ``sample_growth`` find where its samples are. ``loss_window`` adds up losses and weights.
 ``snapshot``, ``forward_state`` and ``rng_state`` capture and restore what a pass changes in the model and random
-numbers, and ``batch_versions`` detects a loss that writes to its batch.
+numbers, and detect a loss that writes to its batch.
 """
