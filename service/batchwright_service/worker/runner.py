@@ -166,7 +166,10 @@ class WorkRunner:
         return Ending(State.SUCCEEDED, recommendation=recommendation)
 
     def _answer(self, item: WorkItem, tuning: TuningSession, holder: LeaseHolder) -> Ending | None:
-        """The ending of a tuning that an equal one answers, which has ended since the submission or is running now."""
+        """The ending of a tuning that an equal one answers, which has ended since the submission or is running now.
+
+        A quick tuning does not wait for one that is running: its one probe takes less time.
+        """
         if item.fresh:
             return None
         store, fingerprint = self._store, tuning.fingerprint
@@ -178,7 +181,7 @@ class WorkRunner:
                 new_id = self._identifiers.new("rec")
                 answer = answer_from(found, tuning.request, self._served.device, item.names, new_id)
                 return Ending(State.SUCCEEDED, recommendation=answer, is_stored=answer is found)
-            if not is_awaited or time.monotonic() > deadline:
+            if not is_awaited or tuning.request.quick or time.monotonic() > deadline:
                 return None
             if holder.reason() is not None:
                 raise WorkStoppedError

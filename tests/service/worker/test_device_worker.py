@@ -188,6 +188,16 @@ def test_an_equal_tuning_in_another_slot_is_awaited(store: Store, beside: tuple[
     assert len(others) == 2
 
 
+def test_a_quick_tuning_awaits_no_equal_one(store: Store, beside: tuple[ScriptedRunner, str]) -> None:
+    """It is for an answer now, and runs one plan beside the search that goes on in the other slot."""
+    runner, work_id = beside
+    store.submissions.cancel(work_id)
+    assert ended(store, work_id).state is State.CANCELLED
+    item = ended(store, queue_tuning(store, tuning_request(quick=True)))
+    assert item.state is State.SUCCEEDED
+    assert item.probes == len(runner.sizes) > 0
+
+
 def test_an_equal_tuning_is_not_awaited_for_ever(
     store: Store, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

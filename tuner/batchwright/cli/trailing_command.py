@@ -117,8 +117,8 @@ class TakesCommand(TyperCommand):
             ctx.meta[_KEY] = tuple(args[index + 1 :])
             args = args[:index]
         elif (begin := _begin_of_command(args)) is not None:
-            command = shlex.join(args[begin:])
-            raise wrong_argument("COMMAND", f"comes after `--`: batchwright ... -- {command}", args[begin])
+            message = f"comes after `--`, and options of batchwright before it: ... -- {shlex.join(args[begin:])}"
+            raise wrong_argument("COMMAND", message, args[begin])
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
