@@ -82,6 +82,13 @@ def test_what_ends_a_parser_is_named_and_the_next_one_runs(produce: partial[Iter
     assert list(in_child(partial(count, 2), 30.0)) == [0, 1]
 
 
+def test_a_crash_is_told_by_a_parent_that_is_started_for_it() -> None:
+    """Such a parent would keep the pipe of its child open, if it were forked after the pipe was made."""
+    end_parsers()
+    with pytest.raises(ForeignFailure, match="crashed its parser"):
+        list(in_child(partial(ended_by, signal.SIGSEGV), 5.0))
+
+
 def test_a_lock_that_a_thread_holds_is_free_in_a_parser() -> None:
     """The parsers' parent was forked before the thread took the lock."""
     taken, release = threading.Event(), threading.Event()

@@ -65,9 +65,7 @@ def in_child(produce: Callable[[], Iterable[_T]], seconds: float) -> Iterator[_T
         BatchwrightError: as raised by ``produce``; a HostFailureError where a disk fails.
         MemoryError: as raised by ``produce``.
     """
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    parent = _ParserParent.begin_in_idle(pickle.dumps(produce), sender)
-    sender.close()
+    parent, receiver = _ParserParent.begin_in_idle(pickle.dumps(produce))
     status: int | None = None
     try:
         while receiver.poll(seconds):
@@ -148,25 +146,25 @@ class _ParserParent:
         self._child = 0
 
     @classmethod
-    def begin_in_idle(cls, job: bytes, sender: Connection) -> _ParserParent:
+    def begin_in_idle(cls, job: bytes) -> tuple[_ParserParent, Connection]:
         """Begin a job in a parent that has none: an iteration may begin within another."""
         while _idle:
             parent = _idle.pop()
-            try:
-                parent.begin(job, sender)
-            except (OSError, EOFError):  # it ended with the thread that started it
-                parent.close()
-            else:
-                return parent
+            with suppress(OSError, EOFError):  # it ended with the thread that started it
+                return parent, parent.begin(job)
+            parent.close()
         parent = cls()
-        parent.begin(job, sender)
-        return parent
+        return parent, parent.begin(job)
 
-    def begin(self, job: bytes, sender: Connection) -> None:
-        """Fork a child that sends what the pickled ``job`` produces."""
-        self._connection.send_bytes(job)
-        send_handle(self._connection, sender.fileno(), self._process)
-        self._child = self._connection.recv()
+    def begin(self, job: bytes) -> Connection:
+        """Fork a child that sends what the pickled ``job`` produces, to the connection that is returned."""
+        # Made after the parent's own fork: one that inherits the sender would keep it open after the child has crashed.
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        with sender:
+            self._connection.send_bytes(job)
+            send_handle(self._connection, sender.fileno(), self._process)
+            self._child = self._connection.recv()
+        return receiver
 
     def end(self) -> int:
         """Kill the child if it still runs, and return its wait status. The parent is idle then."""
