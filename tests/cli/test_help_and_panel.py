@@ -41,7 +41,7 @@ def test_no_name_is_cut_at_80_columns(words: tuple[str, ...]) -> None:
 
 
 def test_options_of_tune_are_in_groups() -> None:
-    """What to tune comes first, and every option has its group but for the help itself."""
+    """What to tune comes first. Every option but `--help` has its group."""
     shown = CliRunner().invoke(app, ["tune", "--help"], env={"COLUMNS": "80"}).output
     titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles[1:3] == ["What to tune:", "Device and memory:"]

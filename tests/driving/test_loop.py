@@ -123,7 +123,7 @@ def test_the_steps_have_their_time_in_the_result() -> None:
 
 
 def test_a_quick_tuning_has_the_plan_of_its_estimate_run() -> None:
-    """One probe, of the plan as it is trained: the curve is far below the limit, so that the whole share fits."""
+    """The only probe runs the whole share, since the curve is far below the limit."""
     runner, tuning = OracleRunner(run, lambda _: CURVE), new_tuning(effective_batch_size=30, quick=True)
     drive(tuning, runner)
     (probe,) = tuning.probes

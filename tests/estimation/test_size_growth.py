@@ -102,5 +102,5 @@ def test_a_known_bound_makes_an_embedding_exact(length: int, vocabulary: int, wi
     ],
 )
 def test_two_sizes_tell_bytes_in_proportion(nbytes: Callable[[int], int], *, expected: bool) -> None:
-    """Other bytes, of which a secant says little, need a third size."""
+    """Bytes that grow otherwise need a third size."""
     assert growth_from_points((4, 10), (nbytes(4), nbytes(10))).is_proportional is expected

@@ -322,7 +322,7 @@ class Compiled(Existing):
     """Compiles its model."""
 
     def build_model(self) -> nn.Module:
-        """The same, compiled."""
+        """The model above, compiled."""
         return cast("nn.Module", torch.compile(super().build_model()))
 
 

@@ -47,7 +47,7 @@ time.sleep(600)
 
 
 def launch(folder: Path, *argv: str) -> Launch:
-    """What a subreaper runs."""
+    """Return the launch that a subreaper runs."""
     return {
         "argv": argv,
         "working_directory": str(folder),

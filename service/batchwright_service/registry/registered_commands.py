@@ -304,7 +304,7 @@ def _digest(definition: CommandDefinition, model: CommandModel) -> str:
 
 
 def _refuse_repeated_keys(path: Path) -> None:
-    """Refuse a file with a key twice in one mapping, of which a parser keeps the last alone."""
+    """Refuse a file that has a key twice in one mapping: a parser would silently keep the last."""
     problems: list[FieldProblem] = []
 
     def walk(node: yaml.Node | None, names: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _MAX_HOST_FAILURES = 5
 """Consecutive host failures of one piece of work, on a host that is healthy after each, before the work fails."""
 _MAX_HUB_FAILURES = 40
-"""The same of a model hub that does not answer: with the pauses of ``host_health`` in between some ten minutes."""
+"""Attempts while a model hub does not answer: about ten minutes, with the pauses of ``host_health``."""
 
 
 class AttemptRunner:

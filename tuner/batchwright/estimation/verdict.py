@@ -195,11 +195,6 @@ class _Workload:
         )
         """Whether the whole share may fit in one micro-batch; if not, such updates are not traced."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Operations that could not be traced so far, and their effect on the estimate."""
-        return self.traced.notes
-
     def accumulates(self, size: int) -> bool:
         """Return whether an update has several micro-batches of this size."""
         return self.share is None or size < self.share
@@ -360,7 +355,7 @@ class _CardEstimator:
 
     def _notes(self, largest: int) -> tuple[str, ...]:
         gpu, workload = self._gpu, self._workload
-        notes = [*gpu.notes, *workload.notes]
+        notes = [*gpu.notes, *workload.traced.notes]
         if measured := measured_workspaces(gpu.profile):
             notes.append(measured.note)
         if gpu.evidence == "derived":
@@ -418,9 +413,9 @@ def _error_shares(gpu: Gpu, workload: _Workload, size: int, loop: Loop) -> tuple
     parts = [_METHOD_ERROR, _workspace_error(workload, size)]
     if workload.follows_cpu:
         parts.append(_CPU_DECISIONS_ERROR)
-    if workload.notes:
+    if workload.traced.notes:
         parts.append(_NOT_TRACED_ERROR)
-    if COMPILED_NOTE in workload.notes:
+    if COMPILED_NOTE in workload.traced.notes:
         parts.append(_COMPILED_ERROR)
     if loop != "batchwright":
         parts.append(_OTHER_LOOP_ERROR)

@@ -160,7 +160,8 @@ class MicroBatchSearch:
         left = bracket.high - bracket.low - 1 - sum(bracket.low < index < bracket.high for index in self._left_out)
         if left and self.stopped_by and bracket.low:
             fits = self.space.size(bracket.low)
-            statement = f"{fits} fits, and {_STOPPED[self.stopped_by]}."
+            early = "" if self.stopped_by == "quick" else "the tuning was stopped before "
+            statement = f"{fits} fits, and {early}larger sizes were {'' if early else 'not '}tried."
             return Proof(fits=fits, stopped_by=self.stopped_by, statement=statement)
         if left and not self._gives_up:
             return None
@@ -416,13 +417,6 @@ _INCONCLUSIVE_STOPS: dict[Outcome, tuple[Literal["timeout", "error", "lost"], st
     ),
 }
 """Reasons to stop at an inconclusive probe: the word in the proof, the event, and the remedy."""
-
-_STOPPED = {
-    "quick": "larger sizes were not tried",
-    "interrupted": "the tuning was stopped before larger sizes were tried",
-    "error": "the tuning was stopped before larger sizes were tried",
-}
-"""Ends of the proof of a search that was ended before its end."""
 
 _REMEDIES = {
     Outcome.ERROR: ("workload-error", "failed", ""),

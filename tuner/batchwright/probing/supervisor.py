@@ -140,7 +140,7 @@ class ProbeSupervisor:
         should_stop: Callable[[], bool] = lambda: False,
         on_progress: Callable[[int, int], None] = lambda _read, _total: None,
     ) -> DataReading:
-        """Read the data of a spec, as ``ProbeRunner``. A sample that crashes its parser or never ends is named.
+        """Read the data of a spec, as ``WorkloadRunner``. A sample that crashes its parser or never ends is named.
 
         Raises:
             SpecError, HubUnavailableError, HostFailureError, ProbeCancelledError, ProbeError: as there.

@@ -197,7 +197,7 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 
 _FIELDS_OF_ANOTHER = 3
-"""Fields, not one of which is known, from which on a document is taken for one of another kind."""
+"""A document with at least this many fields, all of them unknown, is taken for another kind of document."""
 
 
 def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:

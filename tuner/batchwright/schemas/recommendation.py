@@ -250,7 +250,7 @@ class Timings(Document):
     coupling_check_seconds: NonNegativeFloat = 0.0
     """Time of the check for coupled samples, with the start of its process where that is the first."""
     estimate_seconds: NonNegativeFloat = 0.0
-    """Time in which the search waited for its estimate, most of which is made during the steps before it."""
+    """Time in which the search waited for its estimate. Most of the estimate is made during the steps before."""
     what_if_seconds: NonNegativeFloat = 0.0
     """Time of the what-ifs."""
     probes: NonNegativeInt
