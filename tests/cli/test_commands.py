@@ -575,6 +575,7 @@ def test_an_interrupt_after_a_proven_plan_leaves_the_plan(
     found = Recommendation.model_validate_json(output.read_text())
     assert found.evidence.proof.stopped_by == "interrupted"
     assert "plan around a micro-batch that fits" in done.stdout
+    assert done.stderr.startswith("checking the command ...")
 
 
 def trains_without_end(spec_file: Path, folder: Path) -> tuple[tuple[str | Path, ...], RunPaths]:

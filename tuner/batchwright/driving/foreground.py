@@ -86,7 +86,7 @@ class _ForegroundHooks(TuningHooks):
     """Show the steps of a tuning, and name a device of this host that no longer responds."""
 
     def __init__(self, request: TuningRequest, device: DeviceInfo, observer: TuningObserver | None) -> None:
-        self._what_if = request.what_if
+        self._request = request
         self._device = device
         self._observer = observer
 
@@ -103,9 +103,10 @@ class _ForegroundHooks(TuningHooks):
             case Step.COUPLING_CHECK:
                 return "checking that the loss is a sum over samples"
             case Step.ESTIMATE:
-                return "checking the spec and estimating its memory"
+                is_command = self._request.command is not None
+                return "checking the command" if is_command else "checking the spec and estimating its memory"
             case Step.WHAT_IFS:
-                return "estimating what would fit with changes of the spec" if self._what_if else ""
+                return "estimating what would fit with changes of the spec" if self._request.what_if else ""
             case ProbeRequest():
                 return _activity_of_probe(step)
 
