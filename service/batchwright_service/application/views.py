@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic_core import to_json
 
-from batchwright.client.documents.states import WorkKind
+from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import Job, JobRequest, QueuePosition, RecommendationSummary, Tuning
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
@@ -50,6 +50,7 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePo
     return Tuning(
         **item.summary(),
         queue=queue,
+        activity=item.activity if item.state is State.RUNNING else None,
         problem=item.problem,
         request=TuningRequest.from_stored(item.payload),
         recommendation=recommendation,

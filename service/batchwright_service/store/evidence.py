@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,15 @@ class EvidenceStore:
                 stored = connection.execute(select(probes.c.document).where(recorded)).scalar_one_or_none()
             if stored != document:
                 raise ConflictError(f"probe {ordinal} of {lease.work_id!r} is recorded already") from None
+
+    def record_activity(self, lease: Lease, activity: str) -> None:
+        """Record what a tuning does now, which is no event.
+
+        Raises:
+            StaleLeaseError: when the lease has ended.
+        """
+        with write_transaction(self._engine) as connection:
+            change_held(connection, lease, {"progress": json.dumps(activity)}, [])
 
     def record_progress(self, lease: Lease, progress: Sequence[RunProgress]) -> None:
         """Record updates, one event each; the last becomes the progress of the job.

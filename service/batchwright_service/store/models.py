@@ -245,6 +245,7 @@ class WorkItem(WorkRow):
     fresh: bool
     trace_parent: str | None
     progress: RunProgress | None
+    activity: str | None
     result: TrainingResult | None
     problem: Problem | None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing_extensions import override
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest, RecordedProbe
 from batchwright.client.documents.workers import ServedDevice
-from batchwright.driving.loop import TuningHooks
+from batchwright.driving.activities import activity_of
+from batchwright.driving.loop import Step, TuningHooks
 from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError, SpecError
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.measured_context import expect_measured_context
@@ -41,7 +43,7 @@ from batchwright_service.application.rules.stored_warm_start import warm_start_o
 from batchwright_service.domain import lease_waits
 from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.domain.identifiers import IdentifierSource
-from batchwright_service.errors import ServiceError
+from batchwright_service.errors import ServiceError, StaleLeaseError, StoreUnavailableError
 from batchwright_service.observability.instruments import Instruments
 from batchwright_service.observability.metrics import NOT_FINITE_CODE, OUT_OF_MEMORY_CODE
 from batchwright_service.problem_mapping import stored_problem
@@ -265,6 +267,12 @@ class _RecordingHooks(TuningHooks):
     tuning: TuningSession
     holder: LeaseHolder
     residuals: Sequence[EstimateResidual]
+
+    @override
+    def begins(self, step: Step | ProbeRequest) -> None:
+        with suppress(StaleLeaseError, StoreUnavailableError):  # it is only shown, and so delays no tuning
+            activity = activity_of(step, self.tuning.request)
+            self.store.evidence.record_activity(self.holder.lease, activity)
 
     @override
     def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:

@@ -173,7 +173,7 @@ def test_work_that_was_handed_back_is_not_taken_over(store: Store, new_id: NewId
     assert (claim.lost_leases, claim.taken_over) == (1, False)
 
 
-_REPORTS = ["probe", "progress", "finish"]
+_REPORTS = ["probe", "activity", "progress", "finish"]
 _LATE = [*product(_REPORTS, ["expired", "taken over", "ended"]), *product(["hand_back"], ["taken over", "ended"])]
 
 
@@ -189,6 +189,7 @@ def test_a_late_report_is_refused_and_changes_nothing(store: Store, new_id: NewI
     before = store.work.get(work_id)
     reports: dict[str, Callable[[], object]] = {
         "probe": lambda: store.evidence.record_probe(lease, 1, probe_result(4)),
+        "activity": lambda: store.evidence.record_activity(lease, "opening the data"),
         "progress": lambda: store.evidence.record_progress(lease, [progress(1)]),
         "finish": lambda: store.leases.finish(lease, Ending(State.SUCCEEDED, recommendation=recommendation())),
         "hand_back": lambda: store.leases.hand_back(lease),
@@ -251,6 +252,17 @@ def test_an_ordinal_is_recorded_once(store: Store, new_id: NewId) -> None:
         store.evidence.record_probe(lease, 1, probe_result(8))
     assert store.evidence.probes(work_id)[0].result.micro_batch_size == 4
     assert store.work.get(work_id) == before
+
+
+def test_what_a_tuning_does_now_is_kept_without_an_event(store: Store, new_id: NewId) -> None:
+    """The last activity replaces the others, and is a new version of the row alone."""
+    work_id = store.submissions.add(new_work(new_id("tun"))).id
+    lease = claimed(store).lease
+    before = store.work.get(work_id)
+    for activity in ("opening the data", "running two updates at micro-batch 43"):
+        store.evidence.record_activity(lease, activity)
+    assert store.work.get(work_id).activity == "running two updates at micro-batch 43"
+    assert store.work.get(work_id).events == before.events
 
 
 def test_progress_is_kept_with_one_event_each(store: Store, new_id: NewId) -> None:

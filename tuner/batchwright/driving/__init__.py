@@ -3,6 +3,7 @@
 ``loop`` drives a session (``planning.session``), which names the probes, with a runner, which runs them
 (``probe_runner`` has its interface). What a caller does at the steps, such as showing or recording them, is its hooks.
 
+- ``activities`` says what a tuning does now, in the same words for every caller.
 - ``foreground`` is the caller of the command line and the library: a tuning on a device of this host.
 - ``virtual_estimate`` is the engine `virtual` of estimates: a search on virtual cards.
 - The workers of the service are the third caller.

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.commands.templates import contents_of_files
+from batchwright.driving.activities import activity_of
 from batchwright.driving.loop import Step, TuningHooks, drive
 from batchwright.errors import DeviceError
 from batchwright.hardware.inventory import device_failure, device_of, devices
@@ -18,7 +19,6 @@ from batchwright.hardware.matching import is_alike
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
-from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ProbeResult
@@ -93,22 +93,7 @@ class _ForegroundHooks(TuningHooks):
     @override
     def begins(self, step: Step | ProbeRequest) -> None:
         if self._observer is not None:
-            self._observer.set_activity(self._activity(step))
-
-    def _activity(self, step: Step | ProbeRequest) -> str:
-        """Describe what the tuning does in a step; an empty string for the last one, if nothing is done there."""
-        match step:
-            case Step.DATA:
-                return "opening the data"
-            case Step.COUPLING_CHECK:
-                return "checking that the loss is a sum over samples"
-            case Step.ESTIMATE:
-                is_command = self._request.command is not None
-                return "checking the command" if is_command else "checking the spec and estimating its memory"
-            case Step.WHAT_IFS:
-                return "estimating what would fit with changes of the spec" if self._request.what_if else ""
-            case ProbeRequest():
-                return _activity_of_probe(step)
+            self._observer.set_activity(activity_of(step, self._request))
 
     @override
     def data_read(self, read: int, total: int) -> None:
@@ -124,20 +109,3 @@ class _ForegroundHooks(TuningHooks):
     def recorded(self, result: ProbeResult) -> None:
         if self._observer is not None:
             self._observer.add(result)
-
-
-def _activity_of_probe(probe: ProbeRequest) -> str:
-    """Describe the activity of a tuning while ``probe`` runs."""
-    if isinstance(probe.spec, CommandSpec):
-        return _activity_of_command(probe, probe.spec.model.probe_updates)
-    if probe.runs_plan:
-        return f"running two updates of the plan, of at most {probe.micro_batch_size:,} samples at a time"
-    activity = "timing updates" if probe.measures_time else "running two updates"
-    return f"{activity} at micro-batch {probe.micro_batch_size:,}"
-
-
-def _activity_of_command(probe: ProbeRequest, updates: int) -> str:
-    if probe.runs_plan:
-        return f"running {updates} updates of the plan, in micro-batches of {probe.micro_batch_size:,}"
-    activity = "timing updates of" if probe.measures_time else f"running {updates} updates of"
-    return f"{activity} the command at micro-batch {probe.micro_batch_size:,}"

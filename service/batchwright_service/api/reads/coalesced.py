@@ -60,7 +60,8 @@ def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[WorkListQuery, 
 def _tagged_work(cases: TuningCases | JobCases, work_id: str) -> TaggedWork:
     document = cases.get(work_id)
     body = document.model_dump_json().encode()
-    if document.queue is None:
+    volatile = {name: None for name in ("queue", "activity") if getattr(document, name, None) is not None}
+    if not volatile:
         return document, tagged(body)
-    stable = document.model_copy(update={"queue": None}).model_dump_json().encode()
-    return document, tagged_with_volatile_part(body, stable, document.queue.model_dump_json().encode())
+    stable = document.model_copy(update=volatile).model_dump_json().encode()
+    return document, tagged_with_volatile_part(body, stable, document.model_dump_json(include={*volatile}).encode())

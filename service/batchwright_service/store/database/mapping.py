@@ -145,13 +145,15 @@ def _related(row: Row[Any]) -> dict[str, Any]:
 
 def work_item(row: Row[Any], *, related: bool = True) -> WorkItem:
     """Return a tuning or job in full; without ``related``, the row has the columns of the work alone."""
+    fields = _fields(row)
     return WorkItem(
-        **_fields(row),
+        **fields,
         **(_related(row) if related else {"owner": None}),
         payload=row.payload,
         fresh=bool(row.fresh),
         trace_parent=row.trace_parent,
         progress=_progress(row.progress),
+        activity=json.loads(row.progress) if row.progress and fields["kind"] is WorkKind.TUNING else None,
         result=TrainingResult.from_stored(row.result) if row.result else None,
         problem=Problem.from_stored(row.problem) if row.problem else None,
     )

@@ -131,7 +131,8 @@ devices of every claim but one that holds, and ``key_id`` the API key that submi
 might prevent work from being stored). Work that needs hardware has an empty ``device``, and its lane in ``hardware``. A
 lease has not expired before ``expiry_check_at``, which is indexed and changes less often than ``lease_expires_at``:
 most renewals change no index. ``sorted_rate`` and ``sorted_peak`` are the samples per second and the peak of the
-recommendation, by which lists are sorted, or -1."""
+recommendation, by which lists are sorted, or -1. ``progress`` is the newest update of a job, and what a tuning does now
+(a text)."""
 
 is_queued = text(_queued)
 is_held = text(_held)

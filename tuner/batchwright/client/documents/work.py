@@ -187,6 +187,9 @@ class Tuning(TuningSummary):
 
     queue: QueuePosition | None = None
     """Its position in the queue while it waits; none in the response to its submission, and while not yet computed."""
+    activity: str | None = None
+    """What it does now, such as `running two updates at micro-batch 86`; none unless it runs. A change of it is no
+    event, and ends no long poll."""
     request: TuningRequest
     """The request."""
     problem: Problem | None = None
