@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from batchwright.commands.command_supervisor import CommandSupervisor
-from batchwright.driving.loop import Step, TuningHooks, drive
-from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
+from batchwright.driving.loop import TuningHooks, drive
 from batchwright.errors import DeviceError, EstimateError, HostFailureError, ProbeCancelledError, SpecError
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.session import TuningSession
-from batchwright.probing.supervisor import ProbeSupervisor
+from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, Step
+from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.dataset.data_spec import TextData
 from batchwright.schemas.recommendation import DataReading
-from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest
+from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
 from batchwright.system.host_failures import Cause
 from tests.support.factories import CPU, gpt_spec, probe_result, tuning_request
@@ -45,14 +44,14 @@ class Notes(TuningHooks):
     """Hooks that write down their calls."""
 
     def __init__(self, failure: str = "") -> None:
-        self.begun: list[Step | ProbeRequest] = []
+        self.begun: list[Step] = []
         self.ended: list[str] = []
         self.results: list[ProbeResult] = []
         self.read: list[tuple[int, int]] = []
         self.failure = failure
 
     @override
-    def begins(self, step: Step | ProbeRequest) -> None:
+    def begins(self, step: Step) -> None:
         self.begun.append(step)
 
     @override
@@ -83,10 +82,12 @@ def test_the_steps_have_one_order() -> None:
     runner, notes, tuning = OracleRunner(run, lambda _: CURVE), Notes(), new_tuning(what_if=True)
     drive(tuning, runner, notes)
     steps = [call for call, before in zip(runner.calls, [None, *runner.calls], strict=False) if call != before]
-    assert steps == ["begin_estimate", "check_coupling", "expect", "run", "end_search", "expect", "end_search"]
-    first, second, *probes, last = notes.begun
-    assert (first, second, last) == (Step.COUPLING_CHECK, Step.ESTIMATE, Step.WHAT_IFS)
-    assert [probe.micro_batch_size for probe in probes if isinstance(probe, ProbeRequest)] == [
+    assert steps == ["begin_estimate", "check_coupling", "expect", "run", "expect", "end_search"]
+    kinds = [type(step) for step in notes.begun]
+    probes = len(notes.results)
+    assert kinds[: 2 + probes] == [CheckCoupling, SeedSearch, *[RunProbe] * probes]
+    assert set(kinds[2 + probes :]) == {EstimateWhatIf}
+    assert [step.request.micro_batch_size for step in notes.begun if isinstance(step, RunProbe)] == [
         result.micro_batch_size for result in notes.results
     ]
     assert tuple(notes.results) == tuning.probes
@@ -102,7 +103,7 @@ def test_data_in_files_is_read_before_anything_runs() -> None:
     runner, notes = OracleRunner(run, lambda _: CURVE), Notes()
     drive(tuning, runner, notes)
     assert runner.calls[:3] == ["read_data", "check_coupling", "run"]
-    assert notes.begun[0] is Step.DATA
+    assert isinstance(notes.begun[0], ReadData)
     assert notes.read == [(1, 2)]
     found = tuning.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
     assert found.evidence.data == DataReading(read=1, total=2, seconds=0.0)
@@ -199,11 +200,14 @@ def test_a_stop_request_ends_the_loop_between_two_probes() -> None:
 
 
 def test_a_command_is_only_checked_and_probed() -> None:
-    """Its runner has neither a loss to compare nor a model to trace; that of workloads has both."""
-    command: ProbeRunner = CommandSupervisor(CPU)
-    assert not isinstance(command, WorkloadRunner)
-    with ProbeSupervisor(CPU) as supervisor:
-        assert isinstance(supervisor, WorkloadRunner)
+    """Its runner has neither a loss to compare nor a model to trace."""
+    model = {"kind": "command", "argv": ["python", "train.py", "{micro_batch_size}"]}
+    spec = CommandSpec.model_validate({"model": model})
+    request = TuningRequest(spec=spec, effective_batch_size=100, device="cpu")
+    runner, tuning = OracleRunner(run), TuningSession(request, CPU, environment={}, versions={})
+    with pytest.raises(ProbeCancelledError):
+        drive(tuning, runner, None, lambda: len(tuning.probes) >= 2)
+    assert set(runner.calls) == {"check", "run", "end_search"}
 
 
 def test_a_wrong_spec_runs_no_probe() -> None:

@@ -22,7 +22,7 @@ UNKNOWN = CouplingCheck(verdict="not-compared", message="Out of memory.")
 def checked_tuning(check: CouplingCheck, **changes: Any) -> TuningSession:
     """Build a tuning of 100 samples with a recorded check."""
     course = tuning(tuning_request(**changes))
-    course.record_coupling(check)
+    course.record(check)
     return course
 
 

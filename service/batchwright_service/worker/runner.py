@@ -16,13 +16,14 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest, RecordedProbe
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.driving.activities import activity_of
-from batchwright.driving.loop import Step, TuningHooks
+from batchwright.driving.loop import TuningHooks
 from batchwright.errors import BatchwrightError, HostFailureError, ProbeCancelledError, SpecError
 from batchwright.planning.learning.correction import conditions_of, corrected
 from batchwright.planning.learning.measured_context import expect_measured_context
 from batchwright.planning.learning.residual import residual_of
 from batchwright.planning.learning.workload_family import family_of
 from batchwright.planning.session import TuningSession
+from batchwright.planning.steps import Step
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.residuals import EstimateResidual
@@ -269,10 +270,9 @@ class _RecordingHooks(TuningHooks):
     residuals: Sequence[EstimateResidual]
 
     @override
-    def begins(self, step: Step | ProbeRequest) -> None:
+    def begins(self, step: Step) -> None:
         with suppress(StaleLeaseError, StoreUnavailableError):  # it is only shown, and so delays no tuning
-            activity = activity_of(step, self.tuning.request)
-            self.store.evidence.record_activity(self.holder.lease, activity)
+            self.store.evidence.record_activity(self.holder.lease, activity_of(step))
 
     @override
     def corrected(self, peaks: ExpectedPeaks) -> ExpectedPeaks:

@@ -314,7 +314,7 @@ def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     undisturbed = MovedRunner(40)
     whole = TuningSession(REQUEST, CPU, environment={}, versions=UPGRADED)
     whole.warm_start_from(answered)
-    whole.record_coupling(undisturbed.coupling)
+    whole.record(undisturbed.coupling)
     expected = finish(whole, undisturbed, "rec_expected")
     tuning, _ = submit(store)
     claim = store.leases.claim(SERVED, 60.0)

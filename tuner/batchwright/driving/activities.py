@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from batchwright.driving.loop import Step
+from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, Step
 from batchwright.schemas.command import CommandSpec
-from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.requests import ProbeRequest
 
 
-def activity_of(step: Step | ProbeRequest, request: TuningRequest) -> str:
-    """Describe what a tuning does in a step; an empty string for the last one, if nothing is done there."""
+def activity_of(step: Step) -> str:
+    """Describe what a tuning does in a step."""
     match step:
-        case Step.DATA:
+        case ReadData():
             return "opening the data"
-        case Step.COUPLING_CHECK:
+        case CheckCoupling():
             return "checking that the loss is a sum over samples"
-        case Step.ESTIMATE:
+        case SeedSearch(request):
             return "checking the spec and estimating its memory" if request.command is None else "checking the command"
-        case Step.WHAT_IFS:
-            return "estimating what would fit with changes of the spec" if request.what_if else ""
-        case ProbeRequest():
-            return _activity_of_probe(step)
+        case RunProbe(probe):
+            return _activity_of_probe(probe)
+        case EstimateWhatIf():
+            return "estimating what would fit with changes of the spec"
 
 
 def _activity_of_probe(probe: ProbeRequest) -> str:

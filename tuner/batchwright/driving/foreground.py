@@ -12,15 +12,16 @@ from typing_extensions import override
 from batchwright.commands.command_supervisor import CommandSupervisor
 from batchwright.commands.templates import contents_of_files
 from batchwright.driving.activities import activity_of
-from batchwright.driving.loop import Step, TuningHooks, drive
+from batchwright.driving.loop import TuningHooks, drive
 from batchwright.errors import DeviceError
 from batchwright.hardware.inventory import device_failure, device_of, devices
 from batchwright.hardware.matching import is_alike
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.session import TuningSession
+from batchwright.planning.steps import Step
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import ProbeRequest, TuningRequest
+from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo, ProbeResult
 
 
@@ -73,10 +74,12 @@ def run_tuning(
         if warm_start is not None:
             tuning.warm_start_from(warm_start)
         try:
-            drive(tuning, runner, _ForegroundHooks(request, device, observer))
+            drive(tuning, runner, _ForegroundHooks(device, observer))
         except KeyboardInterrupt:
             if not (keeps_proven and tuning.stop()):
                 raise
+    if observer is not None:
+        observer.set_activity("")
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
@@ -85,15 +88,14 @@ def run_tuning(
 class _ForegroundHooks(TuningHooks):
     """Show the steps of a tuning, and name a device of this host that no longer responds."""
 
-    def __init__(self, request: TuningRequest, device: DeviceInfo, observer: TuningObserver | None) -> None:
-        self._request = request
+    def __init__(self, device: DeviceInfo, observer: TuningObserver | None) -> None:
         self._device = device
         self._observer = observer
 
     @override
-    def begins(self, step: Step | ProbeRequest) -> None:
+    def begins(self, step: Step) -> None:
         if self._observer is not None:
-            self._observer.set_activity(activity_of(step, self._request))
+            self._observer.set_activity(activity_of(step))
 
     @override
     def data_read(self, read: int, total: int) -> None:

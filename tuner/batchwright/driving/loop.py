@@ -1,16 +1,26 @@
-"""The loop of a tuning: the order of its steps, and what each of its errors means. No torch."""
+"""The loop of a tuning: it runs the steps that the session names, and knows what each error means. No torch."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import StrEnum
+from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
 from batchwright.errors import DeviceError, EstimateError, ProbeCancelledError, ProbeError, StorageError
 from batchwright.planning.session import TuningSession
+from batchwright.planning.steps import (
+    CheckCoupling,
+    EstimateWhatIf,
+    ReadData,
+    RunProbe,
+    SearchEstimate,
+    SeedSearch,
+    Step,
+    StepOutcome,
+    WhatIfEstimate,
+)
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
 
@@ -18,20 +28,11 @@ _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
 """Outcomes of probes that a failure of the host or of its device may have caused."""
 
 
-class Step(StrEnum):
-    """A step of a tuning that is no probe, by its name in ``batchwright.schemas.recommendation.Timings``."""
-
-    DATA = "data"
-    COUPLING_CHECK = "coupling_check"
-    ESTIMATE = "estimate"
-    WHAT_IFS = "what_if"
-
-
 class TuningHooks:
     """What a caller of ``drive`` does at its steps: nothing by default."""
 
-    def begins(self, step: Step | ProbeRequest) -> None:
-        """Take note of a step that begins: the request of a probe, or another step."""
+    def begins(self, step: Step) -> None:
+        """Take note of a step that begins."""
 
     def data_read(self, read: int, total: int) -> None:
         """Take note of the progress of the reading of data: samples, rows or bytes, of how many."""
@@ -64,8 +65,7 @@ def drive(
 ) -> None:
     """Run a tuning from its recorded probes to its end, after which it has its recommendation.
 
-    The data is read and the coupling checked again after a restart. The check of the spec and the estimate are not
-    repeated: they come before the first probe. Nothing that the runner keeps between probes outlives this call.
+    Nothing that the runner keeps between probes outlives this call.
 
     Args:
         tuning: the session, with the probes that were recorded before.
@@ -83,97 +83,63 @@ def drive(
         StorageError: when the disk for temporary files is full.
     """
     hooks = hooks or TuningHooks()
-    workloads = runner if isinstance(runner, WorkloadRunner) else None
-    is_new = not tuning.probes
+    workloads = cast("WorkloadRunner", runner)  # the session of a command names no step that needs one
+    expectation = None if tuning.probes else tuning.expectation_request()
     try:
-        expectation = tuning.expectation_request() if is_new else None
-        if expectation is not None and workloads is not None:
+        if expectation is not None:
             workloads.begin_estimate(expectation)  # it is made while the data is read and the coupling checked
-        spec = tuning.spec_with_data()
-        if spec is not None and workloads is not None:
-            with _step(tuning, hooks, Step.DATA):
-                tuning.data = workloads.read_data(spec, should_stop, hooks.data_read)
-        _check_coupling(tuning, workloads, hooks, should_stop)
-        if is_new:
-            with _step(tuning, hooks, Step.ESTIMATE):
-                if not _seed_search(tuning, workloads, hooks, should_stop):
-                    runner.check(tuning.request, should_stop)
-        while (probe := _next_probe(tuning, workloads, hooks)) is not None:
+        while (step := tuning.next_step()) is not None:
+            hooks.begins(step)
+            began = time.monotonic()
+            outcome = _run(step, workloads, hooks, should_stop)
+            tuning.record(outcome)
+            if isinstance(outcome, ProbeResult):
+                hooks.recorded(outcome)
+            if not isinstance(step, RunProbe):
+                tuning.add_seconds(step, time.monotonic() - began)
+            # The search goes on with an estimate that took too long once that is made.
+            if tuning.lacks_estimate and (late := workloads.late_estimate()) is not None:
+                tuning.record(SearchEstimate(hooks.corrected(late)))
+    finally:
+        runner.end_search()
+
+
+def _run(step: Step, runner: WorkloadRunner, hooks: TuningHooks, should_stop: Callable[[], bool]) -> StepOutcome:
+    """Run a step. A failure of the host that may have caused its end is raised instead of its outcome."""
+    match step:
+        case ReadData(spec):
+            return runner.read_data(spec, should_stop, hooks.data_read)
+        case CheckCoupling(coupling):
+            try:
+                return runner.check_coupling(coupling, should_stop)
+            except DeviceError as error:
+                hooks.require_host(f"The check for coupled samples ended with: {error}")
+                raise
+        case SeedSearch():
+            found = _estimate(step, runner, should_stop)
+            return found if found.peaks is None else SearchEstimate(hooks.corrected(found.peaks))
+        case RunProbe(probe):
             if should_stop():
                 raise ProbeCancelledError("the tuning was stopped")
-            hooks.begins(probe)
             result = hooks.run_probe(probe, partial(runner.run, probe, should_stop))
             if result.outcome in _UNEXPLAINED:
                 hooks.require_host(f"The probe of {result.micro_batch_size} ended with: {result.message}")
-            tuning.record(result)
-            hooks.recorded(result)
-        runner.end_search()
-        with _step(tuning, hooks, Step.WHAT_IFS):
-            _estimate_what_ifs(tuning, workloads, should_stop)
-    finally:
-        runner.end_search()
+            return result
+        case EstimateWhatIf(changed):
+            try:
+                return WhatIfEstimate(runner.expect(changed, should_stop))
+            except (EstimateError, ProbeError, StorageError):  # the search has ended: its result is worth more
+                return WhatIfEstimate(None)
 
 
-@contextmanager
-def _step(tuning: TuningSession, hooks: TuningHooks, step: Step) -> Iterator[None]:
-    """Announce a step, and add its time to that of the tuning's earlier ones of its kind."""
-    hooks.begins(step)
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        tuning.step_seconds[step] = tuning.step_seconds.get(step, 0.0) + time.monotonic() - began
-
-
-def _check_coupling(
-    tuning: TuningSession, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
-) -> None:
-    """Check whether the loss couples samples."""
-    request = tuning.coupling_request()
-    if request is None or workloads is None:
-        return
-    with _step(tuning, hooks, Step.COUPLING_CHECK):
+def _estimate(step: SeedSearch, runner: WorkloadRunner, should_stop: Callable[[], bool]) -> SearchEstimate:
+    """Make the estimate that is to lead a search. Without one the request is checked, which builds its workload too."""
+    missing = None
+    if step.estimate is not None:
         try:
-            check = workloads.check_coupling(request, should_stop)
-        except DeviceError as error:
-            hooks.require_host(f"The check for coupled samples ended with: {error}")
-            raise
-    tuning.record_coupling(check)
-
-
-def _seed_search(
-    tuning: TuningSession, workloads: WorkloadRunner | None, hooks: TuningHooks, should_stop: Callable[[], bool]
-) -> bool:
-    """Seed the search with an estimate, and return whether there is one: it has built the workload.
-
-    The reason of a missing estimate becomes a warning of the recommendation.
-    """
-    request, peaks = tuning.expectation_request(), None
-    if request is not None and workloads is not None:
-        try:
-            peaks = workloads.expect(request, should_stop)
+            if (peaks := runner.expect(step.estimate, should_stop)) is not None:
+                return SearchEstimate(peaks)
         except EstimateError as error:
-            tuning.record_missing_estimate(str(error))
-    if peaks is not None:
-        tuning.start_from_estimate(hooks.corrected(peaks))
-    return peaks is not None
-
-
-def _next_probe(tuning: TuningSession, workloads: WorkloadRunner | None, hooks: TuningHooks) -> ProbeRequest | None:
-    """The next probe. The search goes on with an estimate that took too long once that is made."""
-    late = workloads.late_estimate() if workloads is not None and tuning.lacks_estimate else None
-    if late is not None:
-        tuning.start_from_estimate(hooks.corrected(late))
-    return tuning.next_probe()
-
-
-def _estimate_what_ifs(
-    tuning: TuningSession, workloads: WorkloadRunner | None, should_stop: Callable[[], bool]
-) -> None:
-    """Estimate the what-ifs. A change that cannot be estimated becomes a warning."""
-    while workloads is not None and (request := tuning.next_what_if()) is not None:
-        try:
-            peaks = workloads.expect(request, should_stop)
-        except (EstimateError, ProbeError, StorageError):  # the search has ended: its result is worth more
-            peaks = None
-        tuning.record_what_if(peaks)
+            missing = str(error)
+    runner.check(step.request, should_stop)
+    return SearchEstimate(None, missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -40,7 +40,6 @@ class ProbeRunner(Protocol):
         """End every process. Idempotent."""
 
 
-@runtime_checkable
 class WorkloadRunner(ProbeRunner, Protocol):
     """A runner that also examines a workload without a probe: its data, loss and memory. A command offers none."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from batchwright.device_traits import CUDA_ALLOCATOR_VARIABLES
-from batchwright.driving.loop import Step, TuningHooks, drive
+from batchwright.driving.loop import TuningHooks, drive
 from batchwright.errors import FieldProblem, SpecError, TuningFailedError, VirtualGpuError
 from batchwright.estimation.verdict import outside_bytes, plan_to_list, shortfall_bytes, unknown_estimate, usable_bytes
 from batchwright.hardware.gpu_lookup import find_gpu
@@ -29,6 +29,7 @@ from batchwright.planning.accumulation import share_per_rank
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.session import TuningSession
 from batchwright.planning.stages.stage_order import ALL_STAGES, SEARCH_STAGES
+from batchwright.planning.steps import RunProbe, Step
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.estimates import Estimate, EstimateRequest, GpuEstimate, PeakEstimate, Verdict
 from batchwright.schemas.gpus import ByteInterval, Gpu
@@ -231,8 +232,8 @@ def _search(request: EstimateRequest, card: VirtualGpu, runner: ProbeSupervisor,
         versions=installed_versions(),
         stages=SEARCH_STAGES if request.effective_batch_size is None else ALL_STAGES,
     )
-    tuning.data = _NOT_READ
-    tuning.record_coupling(_NOT_COMPARED)
+    tuning.record(_NOT_READ)
+    tuning.record(_NOT_COMPARED)
     drive(tuning, runner, _Reporting(card.name, report))
     return tuning
 
@@ -245,9 +246,9 @@ class _Reporting(TuningHooks):
         self._report = report
 
     @override
-    def begins(self, step: Step | ProbeRequest) -> None:
-        if isinstance(step, ProbeRequest):
-            self._report(_activity(step, self._card))
+    def begins(self, step: Step) -> None:
+        if isinstance(step, RunProbe):
+            self._report(_activity(step.request, self._card))
 
 
 def _effective_batch_size(request: EstimateRequest) -> int:

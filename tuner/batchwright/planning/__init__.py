@@ -3,7 +3,8 @@
 Everything here is pure: no torch, no clock, no process. All state is a function of the recorded results, so a tuning
 can be rebuilt from them after its process has died.
 
-The pipeline, from the request to the recommendation, is that of ``session``, which ``batchwright.driving`` drives:
+The pipeline, from the request to the recommendation, is that of ``session``, which names one of the ``steps`` after
+the other; ``batchwright.driving`` runs them:
 
 1. ``tuning_conditions`` turns the request and the device into a memory limit, the sizes worth probing and the
    fingerprints, by which equal requests share one recommendation (``search_space``, ``fingerprint``).

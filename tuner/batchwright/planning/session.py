@@ -1,6 +1,6 @@
 """A tuning from its request to its recommendation. Pure: a tuning can be rebuilt from the recorded probes.
 
-``batchwright.driving.loop`` runs the probes that it names. Which these are is decided by the stages
+``batchwright.driving.loop`` runs the steps that it names. Which probes these are is decided by the stages
 (``batchwright.planning.stages``), the first of which that asks for a probe gets one.
 """
 
@@ -20,6 +20,18 @@ from batchwright.planning.search import Failure
 from batchwright.planning.stages.course import Course
 from batchwright.planning.stages.stage_order import ALL_STAGES, QUICK_STAGES, Stages
 from batchwright.planning.stages.undivided_batch import UndividedBatch
+from batchwright.planning.steps import (
+    CheckCoupling,
+    EstimateWhatIf,
+    ReadData,
+    RunProbe,
+    SearchEstimate,
+    SeedSearch,
+    Step,
+    StepOutcome,
+    TimedStep,
+    WhatIfEstimate,
+)
 from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.planning.warm_start import warm_start_from
 from batchwright.schemas.recommendation import CouplingCheck, DataReading, Proof, Recommendation
@@ -29,7 +41,7 @@ from batchwright.schemas.workload import WorkloadSpec
 
 
 class TuningSession:
-    """A tuning: it names the next probe and builds the recommendation.
+    """A tuning: it names the next step and builds the recommendation.
 
     Args:
         request: the request of the tuning.
@@ -80,6 +92,7 @@ class TuningSession:
         self._stages = stages or (QUICK_STAGES if request.quick else ALL_STAGES)
         self._undivided: UndividedBatch | None = None
         """The only stage, where the loss couples the samples of a batch."""
+        self._is_seeded = False
         self._missing_estimate: str | None = None
         """Reason why the search began without an estimate; None where it did not."""
         self._probes_before_estimate = 0
@@ -105,13 +118,56 @@ class TuningSession:
         """The results recorded so far, in order."""
         return tuple(self._course.probes)
 
+    # --- the steps ---
+
+    def next_step(self) -> Step | None:
+        """The next step; None when the tuning is over.
+
+        The data is read and the coupling checked again after a restart. The check of the request and the estimate are
+        not repeated: they come before the first probe.
+        """
+        if self.data is None and (spec := self._spec_with_data()) is not None:
+            return ReadData(spec)
+        if (coupling := self.coupling_request()) is not None:
+            return CheckCoupling(coupling)
+        if not (self._is_seeded or self._course.probes):
+            return SeedSearch(self.request, self.expectation_request())
+        if (probe := self.next_probe()) is not None:
+            return RunProbe(probe)
+        changed = self._next_what_if()
+        return None if changed is None else EstimateWhatIf(self._expectation(changed))
+
+    def record(self, outcome: StepOutcome) -> None:
+        """Record the outcome of a step.
+
+        Raises:
+            SearchError: when this tuning cannot have requested the probe.
+            TuningFailedError: when the loss couples samples, and no probe could find an exact plan.
+        """
+        match outcome:
+            case DataReading():
+                self.data = outcome
+            case CouplingCheck():
+                self._record_coupling(outcome)
+            case SearchEstimate():
+                self._is_seeded = True
+                self._missing_estimate = self._missing_estimate or outcome.missing
+                if outcome.peaks is not None:
+                    self.start_from_estimate(outcome.peaks)
+            case ProbeResult():
+                self._record_probe(outcome)
+            case WhatIfEstimate() if self._what_ifs is not None:
+                self._what_ifs.tell(outcome.peaks)
+
+    def add_seconds(self, step: TimedStep, seconds: float) -> None:
+        """Add the time of a step that is no probe to that of the earlier ones of its kind."""
+        self.step_seconds[step.timing] = self.step_seconds.get(step.timing, 0.0) + seconds
+
     # --- before the first probe ---
 
-    def spec_with_data(self) -> WorkloadSpec | None:
-        """The spec whose data is to be read from files; None if there is none, once it is read, and for a command."""
-        if self.request.command is not None or self.data is not None:
-            return None
-        return self.request.workload.with_files_of_data()
+    def _spec_with_data(self) -> WorkloadSpec | None:
+        """The spec whose data is to be read from files; None if there is none, and for a command."""
+        return None if self.request.command is not None else self.request.workload.with_files_of_data()
 
     def coupling_request(self) -> CouplingRequest | None:
         """The check for coupled samples before the first probe; None once it is recorded or if nothing is divided."""
@@ -120,14 +176,11 @@ class TuningSession:
             return None
         return coupling_request(conditions.request, conditions.device, conditions.share, conditions.memory_limit_bytes)
 
-    def record_coupling(self, check: CouplingCheck) -> None:
+    def _record_coupling(self, check: CouplingCheck) -> None:
         """Record the outcome of the check for coupled samples.
 
         A loss that couples samples is exact only with the whole batch in one micro-batch on one rank. Unless the
         request allows other plans, only that size is probed.
-
-        Raises:
-            TuningFailedError: when no probe could find such a plan.
         """
         self.coupling = check
         if is_undivided(self.request, check):
@@ -164,10 +217,6 @@ class TuningSession:
         self._probes_before_estimate = len(self._course.probes)
         self._course.seed(peaks)
 
-    def record_missing_estimate(self, reason: str) -> None:
-        """Record why the search begins without an estimate."""
-        self._missing_estimate = reason
-
     @property
     def lacks_estimate(self) -> bool:
         """True while an estimate that the search began without could still lead it."""
@@ -201,12 +250,8 @@ class TuningSession:
         """The probe of the first stage that asks for one."""
         return next((probe for stage in self._stages if (probe := stage.ask(self._course)) is not None), None)
 
-    def record(self, result: ProbeResult) -> None:
-        """Record the result of a probe.
-
-        Raises:
-            SearchError: when this tuning cannot have requested the probe.
-        """
+    def _record_probe(self, result: ProbeResult) -> None:
+        """Record the result of a probe."""
         for stage in reversed(self._stages):  # the last ones know their own results
             if stage.tell(self._course, result):
                 break
@@ -220,21 +265,10 @@ class TuningSession:
 
     # --- after the last probe ---
 
-    def next_what_if(self) -> ExpectationRequest | None:
-        """The next request for an estimate of a what-if; None before the end of the search and after the last one."""
-        what_ifs = self._requested_what_ifs()
-        spec = None if what_ifs is None else what_ifs.ask()
-        return None if spec is None else self._expectation(spec)
-
-    def record_what_if(self, peaks: ExpectedPeaks | None) -> None:
-        """Record the estimate for ``next_what_if``; None where the changed spec cannot be estimated."""
-        what_ifs = self._requested_what_ifs()
-        if what_ifs is not None:
-            what_ifs.tell(peaks)
-
-    def _requested_what_ifs(self) -> WhatIfs | None:
+    def _next_what_if(self) -> WorkloadSpec | None:
+        """The next changed spec to estimate, after the last probe; None after the last one."""
         proof = self._course.proof
-        if not self.request.what_if or proof is None or self.next_probe() is not None:
+        if not self.request.what_if or proof is None:
             return None
         if self._what_ifs is None:
             self._what_ifs = WhatIfs(
@@ -246,7 +280,7 @@ class TuningSession:
                 probes=self._course.searched,
                 expected=None if self._course.warm_start else self.expected,  # measured peaks are not an estimate
             )
-        return self._what_ifs
+        return self._what_ifs.ask()
 
     def proof_of_search(self) -> Proof:
         """Return the proof of the largest size, for which the plan need not have run.
