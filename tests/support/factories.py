@@ -138,6 +138,12 @@ def recommendation(
     )
 
 
+def inconclusive(**changes: Any) -> Recommendation:
+    """The recommendation of a quick tuning: 4 fits, and larger sizes were not tried."""
+    proof = Proof(fits=4, stopped_by="quick", statement="for a test")
+    return recommendation(**{"evidence": Evidence(probes=(probe_result(4),), proof=proof), **changes})
+
+
 def plan_of(found: Recommendation | None) -> Plan:
     """The plan of a recommendation that has one."""
     assert found is not None

@@ -239,16 +239,10 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         return admitted
 
     def _stored_tuning(self, fingerprint: str) -> Tuning | None:
-        """Return the tuning with the newest recommendation of this fingerprint, or None.
-
-        Recommendations without a conclusive proof are not served: a new search, perhaps with more time, may find a
-        larger size.
-        """
+        """Return the tuning with the newest conclusive recommendation of this fingerprint, or None."""
         tuning_id = self._store.recommendations.tuning_with(fingerprint)
         with suppress(NotFoundError, UnreadableDocumentError):  # deleted since, or of another version
-            stored = None if tuning_id is None else self.get(tuning_id)
-            found = None if stored is None else stored.recommendation
-            return None if found is not None and not found.evidence.proof.is_conclusive else stored
+            return None if tuning_id is None else self.get(tuning_id)
         return None
 
     def _serve_stored(

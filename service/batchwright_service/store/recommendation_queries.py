@@ -59,12 +59,15 @@ _RECOMMENDED = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gra
 """The columns of ``RecommendationRow.recommended``."""
 
 
-def _newest_with(fingerprint: str, column: ColumnElement[str]) -> Select[Any]:
-    """Select a column of the newest recommendation of a fingerprint whose tuning is stored."""
+def _conclusive_with(fingerprint: str, column: ColumnElement[str]) -> Select[Any]:
+    """Select a column of the newest conclusive recommendation of a fingerprint whose tuning is stored.
+
+    An inconclusive one answers no other request, since a new search may find a larger size.
+    """
     return (
         select(column)
         .join(work_items, _work.id == _recommendation.tuning_id)
-        .where(_recommendation.fingerprint == fingerprint)
+        .where(_recommendation.fingerprint == fingerprint, _recommendation.conclusive)
         .order_by(_recommendation.id.desc())
         .limit(1)
     )
@@ -94,27 +97,27 @@ class RecommendationStore:
             return {row.id: row.document for row in found}
 
     def tuning_with(self, fingerprint: str) -> str | None:
-        """Return the id of the stored tuning with the newest recommendation of this fingerprint."""
+        """Return the id of the stored tuning with the newest conclusive recommendation of this fingerprint."""
         with read_transaction(self._engine) as connection:
-            found: str | None = connection.execute(_newest_with(fingerprint, _recommendation.tuning_id)).scalar()
+            found: str | None = connection.execute(_conclusive_with(fingerprint, _recommendation.tuning_id)).scalar()
             return found
 
     def with_fingerprint(self, fingerprint: str) -> Recommendation | None:
-        """Return the newest recommendation of this fingerprint whose tuning is stored, or None."""
+        """Return the newest conclusive recommendation of this fingerprint whose tuning is stored, or None."""
         with read_transaction(self._engine) as connection:
-            found = connection.execute(_newest_with(fingerprint, _recommendation.document)).scalar()
+            found = connection.execute(_conclusive_with(fingerprint, _recommendation.document)).scalar()
         return next(iter(Recommendation.readable([] if found is None else [found])), None)
 
     def for_request(self, request_fingerprint: str, limit: int) -> list[Recommendation]:
         """Return at most ``limit`` feasible recommendations of tunings with this request fingerprint.
 
-        They come newest first, and only the newest of each fingerprint.
+        They come newest first: of each fingerprint the newest, and the newest that is conclusive.
         """
         latest = (
             select(func.max(_recommendation.id))
             .join(work_items, _work.recommendation_id == _recommendation.id)
             .where(and_(_work.request_fingerprint == request_fingerprint, _recommendation.feasible))
-            .group_by(_recommendation.fingerprint)
+            .group_by(_recommendation.fingerprint, _recommendation.conclusive)
         )
         statement = (
             select(_recommendation.document)
@@ -157,10 +160,14 @@ class RecommendationStore:
     def newest_of_requests(
         self, request_digests: Collection[str], conditions: Collection[str]
     ) -> dict[str, RecommendationRow]:
-        """Return the newest recommendation for each request that was made under one of these conditions, by digest."""
+        """Return the newest conclusive recommendation for each request under one of these conditions, by digest."""
         newest = (
             select(func.max(_recommendation.id))
-            .where(_recommendation.request_digest.in_(request_digests), _recommendation.conditions.in_(conditions))
+            .where(
+                _recommendation.request_digest.in_(request_digests),
+                _recommendation.conditions.in_(conditions),
+                _recommendation.conclusive,
+            )
             .group_by(_recommendation.request_digest)
         )
         with read_transaction(self._engine) as connection:
@@ -191,7 +198,11 @@ def _is_of(wanted: StalenessFilter) -> ColumnElement[bool]:
     latest, newer = recommendations.alias(), recommendations.alias()
     newest = (
         select(func.max(newer.c.id))
-        .where(newer.c.request_digest == _recommendation.request_digest, newer.c.conditions.in_(wanted.current))
+        .where(
+            newer.c.request_digest == _recommendation.request_digest,
+            newer.c.conditions.in_(wanted.current),
+            newer.c.conclusive,
+        )
         .correlate(recommendations)
         .scalar_subquery()
     )

@@ -180,7 +180,7 @@ class WorkRunner:
         while True:
             is_awaited = holder.retry(lambda: store.evidence.is_measured_elsewhere(item.id, fingerprint))
             found = holder.retry(lambda: store.recommendations.with_fingerprint(fingerprint))
-            if found is not None and found.evidence.proof.is_conclusive:
+            if found is not None:
                 new_id = self._identifiers.new("rec")
                 answer = answer_from(found, tuning.request, self._served.device, item.names, new_id)
                 return Ending(State.SUCCEEDED, recommendation=answer, is_stored=answer is found)

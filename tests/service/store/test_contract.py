@@ -25,7 +25,7 @@ from batchwright_service.errors import (
 from batchwright_service.problem_mapping import make_problem
 from batchwright_service.store.models import BeatReply, Claim, Ending, Lease, RecommendationFilter
 from batchwright_service.store.store import Store, open_store
-from tests.support.factories import probe_result, recommendation
+from tests.support.factories import inconclusive, probe_result, recommendation
 from tests.support.service.scripted import SERVED, new_work, progress
 from tests.support.service.stores import LEASE_SECONDS, NewId, beaten, claimed, elsewhere
 
@@ -93,6 +93,23 @@ def test_the_newest_recommendation_of_a_fingerprint_is_found_with_its_tuning(sto
     assert store.recommendations.with_fingerprint(made.fingerprint) == made
     assert store.recommendations.with_fingerprint("1" * 64) is None
     assert len(store.recommendations.newest(RecommendationFilter(), 9)) == 1
+
+
+def test_an_inconclusive_recommendation_hides_no_conclusive_one(store: Store, new_id: NewId) -> None:
+    """Neither from an equal tuning, nor as a warm start, nor as what replaces one of changed conditions."""
+    asked = {"request_fingerprint": "a" * 64}
+    whole, quick = recommendation(id=new_id("rec")), inconclusive(id=new_id("rec"))
+    only_quick = inconclusive(id=new_id("rec"), fingerprint="1" * 64)
+    tunings = [
+        store.submissions.add_succeeded(new_work(new_id("tun"), **asked), made).id
+        for made in (whole, quick, only_quick)
+    ]
+    found = store.recommendations
+    assert (found.tuning_with("0" * 64), found.with_fingerprint("0" * 64)) == (tunings[0], whole)
+    assert (found.tuning_with("1" * 64), found.with_fingerprint("1" * 64)) == (None, None)
+    assert found.for_request("a" * 64, 9) == [only_quick, quick, whole]
+    row = found.row(whole.id)
+    assert found.newest_of_requests({row.request_digest}, {row.conditions}) == {row.request_digest: row}
 
 
 def test_lists_of_unknown_work_are_empty(store: Store) -> None:

@@ -184,9 +184,13 @@ def event(row: RowMapping) -> Event:
     return Event.model_validate(fields, extra="ignore")
 
 
+_UNSHOWN = {*_PLAN, "key_name", "memory_gain", "conclusive"}
+"""Columns of a recommendation that are no fields of its row in a list."""
+
+
 def recommendation_row(row: RowMapping) -> RecommendationRow:
     """Return a recommendation as a list shows it."""
-    listed = {name: value for name, value in row.items() if name not in {*_PLAN, "key_name", "memory_gain"}}
+    listed = {name: value for name, value in row.items() if name not in _UNSHOWN}
     listed |= {"precision": row["precision"] or None, "labels": labels_of(row["labels"]), "owner": row["key_name"]}
     plan = None if row["micro_batch_size"] is None else _plan(row)
     return RecommendationRow.model_validate({**listed, "plan": plan, "created_at": moment(row["created_at"])})
@@ -227,6 +231,7 @@ def recommendation_values(
         **_gain_values(document.gain),
         "conditions": Conditions.of_recommendation(document, slot).text,
         "request_digest": request_digest_of(document),
+        "conclusive": document.evidence.proof.is_conclusive,
         "document": as_json(document),
     }
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
     false,
     select,
     text,
+    true,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -272,9 +273,11 @@ recommendations = Table(
     Column("memory_gain", Double),
     Column("conditions", StoredDocument),
     Column("request_digest", String(100)),
+    Column("conclusive", Boolean, nullable=False, server_default=true()),
 )
 """Recommendations: the documents, and the columns of searches and lists. They may outlive their tuning. ``conditions``
-are those under which they hold (``Conditions.text``), ``request_digest`` is of the request without versions."""
+are those under which they hold (``Conditions.text``), ``request_digest`` is of the request without versions, and
+``conclusive`` says whether the proof is (``Proof.is_conclusive``)."""
 
 Index("recommendations_by_fingerprint", recommendations.c.fingerprint, recommendations.c.id)
 for _columns in ([], ["model"], ["device"], ["device_name"], ["device", "model"], ["device_name", "model"]):

@@ -16,13 +16,16 @@ from batchwright_service.store.database.migrations import versions
 from batchwright_service.store.database.schema import metadata
 from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.store import open_store
-from tests.support.service.stores import engine_at
+from tests.support.factories import inconclusive, recommendation
+from tests.support.service.scripted import new_work
+from tests.support.service.stores import NewId, engine_at
 
 HASHES = {
     "v0001_initial.py": "a5b745756b23a1b302eaaea7471c29e5794eeed9c914aebb8b608262d447eb88",
     "v0002_fresh_tunings.py": "a2c1d4b1882f1610a80002be7bed3a577ccc907560850ba927c399445d082163",
     "v0003_infeasible_tunings.py": "ffec55ed7a9e0155ee7cce1581debbb6d57957ba06320b2b7409f11d34275343",
     "v0004_rendered_replays.py": "692d0a64c68e2c317d38dd01397a43836e400ced3a7d45351b40da8fead9cb56",
+    "v0005_conclusive_proofs.py": "1546571b01ced391483679454f1eb501d6bf5dbb90c922ebbf6ab7d121843a07",
 }
 """The SHA-256 of each revision. Add the line of a new revision, and change no line of a released one."""
 
@@ -75,6 +78,19 @@ def change(database_url: str, *statements: str) -> None:
     with engine_at(database_url) as engine, write_transaction(engine) as connection:
         for statement in statements:
             connection.execute(text(statement))
+
+
+def test_a_database_from_before_knows_which_proofs_are_conclusive(database_url: str, new_id: NewId) -> None:
+    """Revision 0005 fills its column from the documents."""
+    store = open_store(database_url)
+    whole = store.submissions.add_succeeded(new_work(new_id("tun")), recommendation(id=new_id("rec")))
+    store.submissions.add_succeeded(new_work(new_id("tun")), inconclusive(id=new_id("rec")))
+    store.close()
+    to_before = "UPDATE alembic_version SET version_num = '0004'"
+    change(database_url, "ALTER TABLE recommendations DROP COLUMN conclusive", to_before)
+    store = open_store(database_url)
+    assert store.recommendations.tuning_with("0" * 64) == whole.id
+    store.close()
 
 
 @pytest.mark.parametrize(
