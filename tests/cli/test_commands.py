@@ -21,12 +21,9 @@ from rich.console import Console
 
 from batchwright.cli import running
 from batchwright.cli.display import TrainingBar
-from batchwright.commands.command_supervisor import CommandSupervisor
-from batchwright.driving import foreground
 from batchwright.errors import DeviceError, SpecError
 from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.requests import ProbeRequest, TrainingRequest
-from batchwright.schemas.results import ProbeResult
+from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import (
     EvaluationReport,
     MicroBatchSplit,
@@ -37,7 +34,6 @@ from batchwright.schemas.training import (
 )
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
-from tests.planning.test_command_tunings import answer, counted
 from tests.support.command import called
 from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, plan_of, recommendation, resnet_spec, tuning_request
 
@@ -218,15 +214,6 @@ def test_a_wrong_spec_ends_with_code_2_and_no_traceback(tmp_path: Path, content:
     assert words in tuned.stderr
     assert "Traceback" not in tuned.stderr
     assert "probe " not in tuned.stderr
-
-
-def test_errors_are_json_on_request(tmp_path: Path) -> None:
-    """A script reads the field at fault from standard output."""
-    (tmp_path / "spec.yaml").write_text("model: {kind: reference, architecture: {name: gpt}}")
-    tuned = called("tune", tmp_path / "spec.yaml", "--effective-batch-size", "8", "--json")
-    document = json.loads(tuned.stdout)
-    assert document["error"] == "SpecError"
-    assert "batch.sequence_length" in document["problems"][0]["message"]
 
 
 @pytest.mark.parametrize(
@@ -495,21 +482,6 @@ def test_the_first_of_several_skipped_updates_has_a_line() -> None:
     ]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_while_tuning_is_an_exit_code(
-    spec_file: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
-) -> None:
-    """Interrupted by Ctrl-C or a scheduler: the signal's exit code."""
-
-    def tune(*_: object) -> Recommendation:
-        os.kill(os.getpid(), number)
-        time.sleep(60)
-        raise AssertionError("no signal came")
-
-    monkeypatch.setattr(running, "tune", tune)
-    assert called("tune", spec_file, "--effective-batch-size", "8", "--device", "cpu").returncode == status
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_while_tuning_leaves_no_process(
@@ -544,38 +516,6 @@ def test_an_interrupt_while_tuning_leaves_no_process(
     while any(_has(path, marker) for path in Path("/proc").glob("[0-9]*/environ")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_after_a_proven_plan_leaves_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
-) -> None:
-    """In its file, although a larger size was still to be tried; the exit code is that of the signal."""
-
-    class Supervisor(CommandSupervisor):
-        """Has the third probe interrupted, after some of plans."""
-
-        probes = 0
-
-        def run(self, request: ProbeRequest, should_stop: Callable[[], bool] = lambda: False) -> ProbeResult:
-            """As that of a command."""
-            del should_stop
-            self.probes += 1
-            if self.probes == 3:
-                os.kill(os.getpid(), number)
-                time.sleep(60)
-            return answer(request, 32, counted=counted(request, of_plan=True))
-
-    monkeypatch.setattr(foreground, "CommandSupervisor", Supervisor)
-    output = tmp_path / "recommendation.json"
-    tune = ("tune", "--effective-batch-size", "128", "--device", "cpu", "-o", output)
-    words = (sys.executable, "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")
-    done = called(*tune, "--", *words)
-    assert done.returncode == status, done.stderr
-    found = Recommendation.model_validate_json(output.read_text())
-    assert found.evidence.proof.stopped_by == "interrupted"
-    assert "plan around a micro-batch that fits" in done.stdout
-    assert done.stderr.startswith("checking the command ...")
 
 
 def trains_without_end(spec_file: Path, folder: Path) -> tuple[tuple[str | Path, ...], RunPaths]:
@@ -632,30 +572,6 @@ def _has(path: Path, text: str) -> bool:
         return text.encode() in path.read_bytes()
     except OSError:
         return False
-
-
-@pytest.mark.parametrize("as_json", [True, False])
-def test_a_recommendation_that_cannot_be_written_is_still_printed(
-    spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
-) -> None:
-    """The folder became a file during the search: exit code 2, the answer alone on standard output."""
-    folder, found = tmp_path / "answers", recommendation(gpt_spec())
-    folder.mkdir()
-
-    def tune(*_: object) -> Recommendation:
-        folder.rmdir()
-        folder.write_text("in the way")
-        return found
-
-    monkeypatch.setattr(running, "tune", tune)
-    options: tuple[str | Path, ...] = ("--effective-batch-size", "8", "-o", folder / "answer.json")
-    tuned = called("tune", spec_file, *options, *(["--json"] if as_json else []))
-    assert tuned.returncode == 2
-    assert f"{folder / 'answer.json'} cannot be written" in tuned.stderr
-    if as_json:
-        assert Recommendation.model_validate_json(tuned.stdout) == found
-    else:
-        assert "effective batch" in tuned.stdout
 
 
 def test_trying_an_output_leaves_nothing(spec_file: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Formatting and parsing of byte sizes such as ``1.50 GiB``, and numbers of things in words."""
+"""Byte sizes such as ``1.50 GiB``, durations such as ``90m``, and numbers of things in words."""
 
 from __future__ import annotations
 
@@ -64,6 +64,25 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{shown!r} {NOT_A_SIZE}")
     unit = (found[2] or "").lower()
     return int(float(found[1]) * (_BINARY.get(unit) or _DECIMAL[unit]))
+
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", re.IGNORECASE | re.ASCII)
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_LONGEST_DURATION = 3650 * 86_400.0
+
+
+def parse_duration(text: str) -> float:
+    """Parse ``90s``, ``10m``, ``1.5h``, ``30d`` or ``2w`` as seconds.
+
+    Raises:
+        ValueError: when the text is not a duration of at most ten years.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2].lower()] if found else math.inf
+    if seconds > _LONGEST_DURATION:
+        shown = text if len(text) <= LONGEST_SIZE else text[:LONGEST_SIZE] + "..."
+        raise ValueError(f"{shown!r} is not a duration of at most ten years, such as 30d, 12h, 90m or 45s")
+    return seconds
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,8 +6,6 @@ the functions that use them.
 
 from __future__ import annotations
 
-import math
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,6 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 
+from batchwright.cli import options
 from batchwright.cli.help import GroupHelp
 from batchwright.client.documents.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 from batchwright.errors import ServingError, SpecError
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from batchwright_service.settings import Settings
     from batchwright_service.store.store import Store
 
-_SECONDS_PER_DAY = 86_400.0
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _SECONDS_PER_DAY, "w": 7 * _SECONDS_PER_DAY}
-_SHOWN_LENGTH = 40
 _VALID = "good"
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
@@ -95,21 +90,14 @@ def revoke(
     sys.stdout.write(text + "\n")
 
 
-def _seconds(text: str) -> float:
-    found = _DURATION.fullmatch(text.strip().lower())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else math.inf
-    if seconds > MAX_DAYS * _SECONDS_PER_DAY:
-        shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
-        raise typer.BadParameter(f"{shown!r} is not a duration of at most ten years, such as 30d, 12h or 90m")
-    return seconds
-
-
 def prune(
     *,
     older_than: Annotated[
         float,
         typer.Option(
-            parser=_seconds, metavar="TIME", help="Least time since the end of the work: 30d, 12h, 90m; also s and w."
+            parser=options.duration,
+            metavar="TIME",
+            help="Least time since the end of the work: 30d, 12h or 90m.",
         ),
     ],
     recommendations: Annotated[

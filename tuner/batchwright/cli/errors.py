@@ -48,17 +48,30 @@ _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
 """The code of each class and of the classes below it; the first that matches counts. A test has every class."""
 
 
+class EndedBySignal(errors.BatchwrightError):
+    """Ctrl-C or SIGTERM ended a command, which has this exit code."""
+
+    def __init__(self, message: str, code: ExitCode) -> None:
+        self.code = code
+        super().__init__(message)
+
+
 def exit_code(error: errors.BatchwrightError) -> ExitCode:
     """The exit code of an error."""
+    if isinstance(error, EndedBySignal):
+        return error.code
     if isinstance(error, errors.ExportError) and error.reason == "infeasible":
         return ExitCode.INFEASIBLE
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNEXPECTED)
 
 
-def as_json(error: errors.BatchwrightError) -> str:
+def as_json(error: BaseException) -> str:
     """Format an error as JSON, for scripts that read standard output."""
     problems = error.problems if isinstance(error, errors.SpecError) else []
-    document: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
+    message = error.format_message() if hasattr(error, "format_message") else str(error)  # typer's name the option
+    document: dict[str, object] = {"error": type(error).__name__, "message": message or type(error).__name__}
+    if notes := getattr(error, "__notes__", None):
+        document["notes"] = notes
     if isinstance(error, errors.TuningFailedError | errors.ExportError):
         document["reason"] = error.reason
     if problems:

@@ -18,20 +18,20 @@ from batchwright.cli.commands.run import run
 from batchwright.cli.commands.train import train
 from batchwright.cli.commands.tune import tune
 from batchwright.cli.commands.verify import verify
-from batchwright.cli.errors import ExitCode, as_json, exit_code
+from batchwright.cli.errors import EndedBySignal, ExitCode, exit_code
 from batchwright.cli.help import GroupedTakesCommand, GroupHelp
-from batchwright.cli.output import print_error
+from batchwright.cli.output import report
 from batchwright.cli.trailing_command import own_arguments
-from batchwright.errors import BatchwrightError, SpecError
+from batchwright.errors import BatchwrightError, FieldProblem, SpecError
 from batchwright.system.own_variables import possible_settings
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
 batch you request.
 
 Exit codes: 0 done; 2 wrong input (spec, numbers, files, settings, a limit above the device's memory); 3 no micro-batch
-fits; 4 the tuning or the estimate failed (the workload's own error, a hang); 5 device not found, memory limit below the
-CUDA context, or the host is out of disk or processes; 6 the training failed; 130 interrupted;
-143 ended by SIGTERM; 1 an internal error of Batchwright.
+fits; 4 the tuning or the estimate failed (the workload's own error, a hang, a time limit before a plan was proven);
+5 device not found, memory limit below the CUDA context, or the host is out of disk or processes; 6 the training failed;
+130 interrupted; 143 ended by SIGTERM; 1 an internal error of Batchwright.
 """
 
 _EXTRAS = {
@@ -48,6 +48,8 @@ _EXTRAS = {
 
 _ENTRY_POINTS = "batchwright.commands"
 """Group of the entry points whose functions and groups are commands too."""
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+"""typer's own class of errors about arguments, or that of click, which typer does not export."""
 _SETTINGS = "batchwright.settings"
 """Group of the entry points that return the problems of an environment's variables with the project's prefix."""
 
@@ -60,6 +62,13 @@ class _Commands(GroupHelp):
     """
 
     _has_all = False
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as below
+        """Run a command; Ctrl-C ends it with the exit code of an interrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise EndedBySignal("Interrupted", ExitCode.INTERRUPTED) from None
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own click, or click itself
         """Return the command of a name; None for an unknown name."""
@@ -139,22 +148,25 @@ for _command in _COMMANDS:
 
 
 def main() -> None:
-    """Run the command line, and end with a message and a documented exit code after an error of Batchwright."""
-    wants_json = "--json" in own_arguments(sys.argv)
+    """Run the command line, and end with a message and a documented exit code after every error."""
+    as_document = "--json" in own_arguments(sys.argv)
     try:
-        app(standalone_mode=True)
+        sys.exit(app(standalone_mode=False))
     except BatchwrightError as error:
-        if wants_json:
-            sys.stdout.write(as_json(error) + "\n")
-        else:
-            print_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
+        report(error, as_document=as_document)
         sys.exit(exit_code(error))
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(error.name or "")
-        if extra is None:
-            raise
-        sys.stderr.write(f"error: this command needs `{error.name}`: pip install 'batchwright[{extra}]'\n")
+    except _USAGE_ERROR as error:
+        if as_document:
+            report(error, as_document=True)
+        else:
+            error.show()
         sys.exit(ExitCode.WRONG_INPUT)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(ExitCode.INTERRUPTED)
+    except Exception as error:
+        extra = _EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        if isinstance(error, ModuleNotFoundError) and extra is not None:
+            message = f"this command needs `{error.name}`: pip install 'batchwright[{extra}]'"
+            report(SpecError([FieldProblem("", message)], "installation"), as_document=as_document)
+            sys.exit(ExitCode.WRONG_INPUT)
+        if as_document:
+            report(error, as_document=True)
+        raise

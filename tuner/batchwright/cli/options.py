@@ -12,12 +12,20 @@ from typing import Annotated, Any, Literal
 import typer
 
 from batchwright.schemas import estimates, requests
-from batchwright.units import TypedSize, parse_bytes
+from batchwright.units import TypedSize, parse_bytes, parse_duration
 
 
 def _size(text: str) -> TypedSize:
     try:
         return TypedSize(parse_bytes(text), text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def duration(text: str) -> float:
+    """Parse the duration of an option as seconds."""
+    try:
+        return parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -172,6 +180,22 @@ class TuningOptions:
             "--warm-start-from` completes it later.",
         ),
     ] = False
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="Time limit of the whole tuning, such as `45s`, `90m` or `12h`. It ends then with the plan that is "
+            "proven, if any, as after Ctrl-C.",
+        ),
+    ] = None
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Go on with a tuning of the same request that was stopped, from this file that it left.",
+        ),
+    ] = None
     probe_timeout: Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")] = 300.0
     allow_batch_coupling: AllowBatchCoupling = False
     uniform_only: Annotated[

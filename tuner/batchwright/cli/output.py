@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from batchwright.cli.errors import ExitCode
+from batchwright.cli.arguments import unwritable, wrong_argument
+from batchwright.cli.errors import EndedBySignal, ExitCode, as_json
 from batchwright.schemas.training import RunOutcome, TrainingResult
+from batchwright.system.files import write_atomically
 
 
 def print_result(document: BaseModel, *, as_document: bool, text: object) -> None:
@@ -27,8 +30,26 @@ def print_run(result: TrainingResult, *, as_document: bool, text: str, stopped: 
         raise typer.Exit(ExitCode.TRAINING_FAILED if result.outcome is RunOutcome.FAILED else stopped)
 
 
-def print_error(text: str) -> None:
-    """Print an error as text on standard error."""
+def write_output(path: Path, document: BaseModel, *, as_document: bool) -> None:
+    """Write a result that was printed to the file of ``--output``, and exit with an error if that is not possible."""
+    try:
+        write_atomically(path, document.model_dump_json(indent=2))
+    except OSError as error:
+        message = f"{unwritable(path, error)}; the result is on standard output"
+        report(wrong_argument("--output", message, ""), as_document=as_document, beside_result=True)
+        raise typer.Exit(ExitCode.WRONG_INPUT) from None
+
+
+def report(error: BaseException, *, as_document: bool, beside_result: bool = False) -> None:
+    """Print an error with its notes: as text on standard error, or as JSON on standard output.
+
+    JSON is on standard error too if standard output already has a result (``beside_result``).
+    """
+    if as_document:
+        (sys.stderr if beside_result else sys.stdout).write(as_json(error) + "\n")
+        return
     from rich.markup import escape  # noqa: PLC0415 - only on the way out
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error[/]: {escape(text)}")
+    kind = "" if isinstance(error, EndedBySignal) else "[red]error[/]: "
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    Console(stderr=True, highlight=False, soft_wrap=True).print(kind + escape(text))

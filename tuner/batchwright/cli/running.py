@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from batchwright.cli.display import ProbeBoard, TrainingBar
+from batchwright.cli.display import ProbeBoard, TrainingBar, progress_console
 from batchwright.driving.foreground import run_tuning
 from batchwright.errors import DeviceError, FieldProblem, SpecError
 from batchwright.hardware.inventory import devices, find_device
@@ -17,6 +18,7 @@ from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.training import TrainingResult
+from batchwright.schemas.unfinished import UnfinishedTuning
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.data_roots import expand_glob
 from batchwright.training.launching.launcher import TrainingProcess
@@ -27,10 +29,18 @@ _STOP_SECONDS = 60.0
 """Grace period of a stopped run, to finish its update and write a checkpoint."""
 
 
-def tune(request: TuningRequest, console: Console, warm_start: Recommendation | None = None) -> Recommendation:
-    """Run a tuning to its end, or to an interrupt after a plan was proven, with the errors of ``run_tuning``."""
-    with ProbeBoard(console) as board:
-        return run_tuning(request, board, warm_start, keeps_proven=True)
+def tune(
+    request: TuningRequest,
+    warm_start: Recommendation | None,
+    resumed: UnfinishedTuning | None,
+    time_limit_seconds: float | None,
+    keep: Callable[[UnfinishedTuning], object],
+) -> Recommendation:
+    """Show a tuning, and run it with the arguments and errors of ``run_tuning``."""
+    with ProbeBoard(progress_console()) as board:
+        for probe in () if resumed is None else resumed.probes:
+            board.add(probe)
+        return run_tuning(request, board, warm_start, resumed=resumed, time_limit_seconds=time_limit_seconds, keep=keep)
 
 
 def for_spec(recommendation: Recommendation, spec: WorkloadSpec | CommandSpec) -> Recommendation:

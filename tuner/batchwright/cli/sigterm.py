@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 from types import FrameType, TracebackType
 from typing import Self
 
-import typer
-
-from batchwright.cli.errors import ExitCode
+from batchwright.cli.errors import EndedBySignal, ExitCode
 
 
 class SigtermAsInterrupt:
     """Raise ``KeyboardInterrupt`` at the first SIGTERM within the block, and ignore further ones.
 
     Schedulers send several: none of the later ones may cut a checkpoint short, so they stay ignored after the block. A
-    block that the signal interrupts ends in ``typer.Exit`` with the exit code of SIGTERM.
+    block that Ctrl-C or the signal interrupts ends in ``EndedBySignal``.
     """
 
     def __init__(self) -> None:
@@ -36,9 +33,8 @@ class SigtermAsInterrupt:
     ) -> None:
         if not self._received:
             signal.signal(signal.SIGTERM, self._before)
-        elif isinstance(error, KeyboardInterrupt):
-            sys.stderr.write("terminated\n")
-            raise typer.Exit(ExitCode.TERMINATED) from None
+        if isinstance(error, KeyboardInterrupt):
+            raise EndedBySignal("Terminated" if self._received else "Interrupted", self.exit_code) from None
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

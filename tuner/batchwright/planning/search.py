@@ -40,7 +40,7 @@ from batchwright.planning.posterior import (
     last_affine_piece,
 )
 from batchwright.planning.search_space import SearchSpace
-from batchwright.schemas.recommendation import Proof
+from batchwright.schemas.recommendation import Proof, StopReason
 from batchwright.schemas.residuals import EstimateCorrection
 from batchwright.schemas.results import NEARLY_FULL, ExpectedPeaks, Outcome, Phase, ProbeResult
 
@@ -80,7 +80,7 @@ class MicroBatchSearch:
         """Probes that failed by an error, though another size ran."""
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
-        self.stopped_by: Literal["interrupted", "error", "quick"] | None = None
+        self.stopped_by: StopReason | Literal["quick"] | None = None
         """What ended the search before its end. Its answer is the largest fit so far, where there is one."""
         self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
 
 from batchwright.errors import DeviceError, SearchError, TuningFailedError
 from batchwright.planning.comparison.what_if import WhatIfResult, WhatIfs
@@ -34,7 +33,7 @@ from batchwright.planning.steps import (
 )
 from batchwright.planning.tuning_conditions import conditions_of
 from batchwright.planning.warm_start import warm_start_from
-from batchwright.schemas.recommendation import CouplingCheck, DataReading, Proof, Recommendation
+from batchwright.schemas.recommendation import CouplingCheck, DataReading, Proof, Recommendation, StopReason
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import PLAN_NOT_FOLLOWED, DeviceInfo, ExpectedPeaks, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
@@ -259,7 +258,7 @@ class TuningSession:
         if self._course.overwriting is not None and self._following_probe() is not None:
             self.stop("error")
 
-    def stop(self, stopped_by: Literal["interrupted", "error"] = "interrupted") -> bool:
+    def stop(self, stopped_by: StopReason = "interrupted") -> bool:
         """End the tuning before its end; return whether the probes so far prove a plan, which it then recommends."""
         return self._undivided is None and self._course.stop(stopped_by)
 

@@ -10,7 +10,7 @@ From the user's file to the result:
 - ``requests`` has the requests for a tuning, a probe, an estimate of peaks and a training run; ``estimates`` has the
   request for an estimate for GPUs and its result; ``gpus`` describes a card.
 - ``results`` has the results of probes; ``plans`` the micro-batches of an update; ``recommendation`` the plan with its
-  evidence; ``training`` the progress and the result of a run.
+  evidence; ``unfinished`` a tuning that was stopped before; ``training`` the progress and the result of a run.
 - ``base`` has the base class of all documents, and loads one from a file. ``field_errors`` has the messages for wrong
   fields.
 

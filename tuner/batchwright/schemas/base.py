@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -94,6 +94,12 @@ class Document(BaseModel):
     """Base class of all documents: frozen, with unknown fields forbidden, so that a misspelt field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def mistaken(cls, data: Mapping[str, object]) -> str | None:
+        """Say of the data of another document, which is easily mistaken for this kind, what to do with it."""
+        del data
+        return None
 
     @classmethod
     def from_stored(cls, text: str | bytes) -> Self:
@@ -209,6 +215,8 @@ def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
+        if isinstance(data, dict) and (message := kind.mistaken(data)) is not None:
+            raise SpecError([FieldProblem("", message)], name) from None
         if isinstance(data, dict) and len(data) >= _FIELDS_OF_ANOTHER and not data.keys() & kind.model_fields.keys():
             known, found = (", ".join([*names][:_FIELDS_OF_ANOTHER]) for names in (kind.model_fields, data))
             message = f"is another kind of document: it has {found}, ... and not one field of this kind ({known}, ...)"

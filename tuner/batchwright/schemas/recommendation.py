@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
+from typing_extensions import override
 
 from batchwright.schemas.base import STORABLE, Document, Environment, NonNegativeFloat, NonNegativeInt, PositiveInt
 from batchwright.schemas.plans import Plan, PlanSummary, UniformPlan
 from batchwright.schemas.requests import Labels, Name, Named, Project, TuningRequest
 from batchwright.schemas.results import DeviceInfo, ExpectedPeaks, ProbeResult
+
+UNFINISHED: Literal["unfinished-tuning"] = "unfinished-tuning"
+"""Kind of the document of a tuning that was stopped before its recommendation."""
+
+StopReason = Literal["interrupted", "time-limit", "error"]
+"""What ended a tuning before its end: a signal, its time limit, or an error."""
 
 
 class Proof(Document):
@@ -19,13 +27,14 @@ class Proof(Document):
     fits: NonNegativeInt
     """The largest size known to fit; 0 when none does."""
     stopped_by: Literal[
-        "oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost", "interrupted", "quick"
+        "oom", "invalid-size", "bound", "warm-start", "timeout", "error", "lost", "interrupted", "time-limit", "quick"
     ]
     """Reason for the end of the search: a measured OOM, a kernel's own limit, a bound set before, or an OOM that the
     tuning of the warm start measured under other versions or another limit. Or a probe that was inconclusive: it did
     not end in time (`timeout`), failed for another reason than memory (`error`), or was ended from outside twice
-    (`lost`). Or a signal, after a plan was proven (`interrupted`), or the fit of a quick tuning (`quick`). Larger sizes
-    than `fits` were shown to fail by the first two and by `warm-start` alone."""
+    (`lost`). Or a signal (`interrupted`) or the time limit of the whole tuning (`time-limit`), after a plan was proven,
+    or the fit of a quick tuning (`quick`). Larger sizes than `fits` were shown to fail by the first two and by
+    `warm-start` alone."""
     next_size: PositiveInt | None = None
     """The next size on the grid, which was probed and failed: by the tuning of the warm start where the proof rests on
     one. None when a bound stops the search. For `timeout`, `error` and `lost` the size of the inconclusive probe:
@@ -36,7 +45,7 @@ class Proof(Document):
     @property
     def is_conclusive(self) -> bool:
         """Return whether the search came to its end, so that another one would end the same way."""
-        return self.stopped_by not in {"timeout", "error", "lost", "interrupted", "quick"}
+        return self.stopped_by not in {"timeout", "error", "lost", "interrupted", "time-limit", "quick"}
 
     @property
     def shows_larger_fail(self) -> bool:
@@ -372,6 +381,13 @@ class Recommendation(Document):
                 f"{plan.effective_batch_size} (requested {plan.requested_effective_batch_size})"
             )
         return request
+
+    @override
+    @classmethod
+    def mistaken(cls, data: Mapping[str, object]) -> str | None:
+        if data.get("kind") != UNFINISHED:
+            return None
+        return "is a tuning that was stopped before it had a plan: go on with `batchwright tune ... --resume FILE`"
 
     @property
     def names(self) -> Named:

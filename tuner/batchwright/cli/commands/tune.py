@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +17,18 @@ from batchwright.cli.arguments import (
     named,
     naming_options,
     tuning_request,
-    unwritable,
 )
-from batchwright.cli.display import progress_console, recommendation_panel
-from batchwright.cli.errors import ExitCode
-from batchwright.cli.output import print_error, print_result
+from batchwright.cli.display import recommendation_panel
+from batchwright.cli.errors import EndedBySignal, ExitCode
+from batchwright.cli.options import TuningOptions
+from batchwright.cli.output import print_result, write_output
 from batchwright.cli.sigterm import SigtermAsInterrupt
+from batchwright.cli.trailing_command import own_arguments
+from batchwright.errors import BatchwrightError
 from batchwright.schemas.base import load_document
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TuningRequest
+from batchwright.schemas.unfinished import UnfinishedTuning, load_unfinished
 from batchwright.system.files import write_atomically
 
 
@@ -58,15 +63,11 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=tuning.memory_limit):
-        found, code = tuned(request, stored)
+        found, code = tuned(request, tuning, output, stored)
     found = found.model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found, _next_steps(spec, output)))
     if output is not None:
-        try:
-            write_atomically(output, found.model_dump_json(indent=2))
-        except OSError as error:
-            print_error(f"--output: {unwritable(output, error)}; the recommendation is on standard output")
-            raise typer.Exit(ExitCode.WRONG_INPUT) from None
+        write_output(output, found, as_document=json)
     raise typer.Exit(code)
 
 
@@ -80,16 +81,53 @@ def _next_steps(spec: Path | None, output: Path | None) -> str:
     return f"batchwright train {train}\nbatchwright export {file} --format {form} (or another: `batchwright formats`)"
 
 
-def tuned(request: TuningRequest, warm_start: Recommendation | None = None) -> tuple[Recommendation, ExitCode]:
-    """Tune in the foreground, with the errors of ``batchwright.cli.running.tune``.
+def tuned(
+    request: TuningRequest, tuning: TuningOptions, output: Path | None, warm_start: Recommendation | None = None
+) -> tuple[Recommendation, ExitCode]:
+    """Tune in the foreground, with the errors of ``batchwright.driving.foreground.run_tuning``.
+
+    A tuning that is stopped leaves its probes in ``output``, or in a temporary file.
 
     Returns:
         The recommendation, and the exit code: that of an interrupt where one ended the tuning with what was proven.
     """
-    from batchwright.cli.running import tune as run_tuning  # noqa: PLC0415 - `plan` and `--help` need no NVML
+    from batchwright.cli import running  # noqa: PLC0415 - `plan` and `--help` need no NVML
 
-    with SigtermAsInterrupt() as signals:
-        found = run_tuning(request, progress_console(), warm_start)
-    if found.evidence.proof.stopped_by == "interrupted":
-        return found, signals.exit_code
+    resumed = None if tuning.resume is None else load_unfinished(tuning.resume, "tuning to resume")
+    stopped: list[UnfinishedTuning] = []
+    try:
+        with SigtermAsInterrupt() as signals:
+            found = running.tune(request, warm_start, resumed, tuning.time_limit, stopped.append)
+    except BatchwrightError as error:
+        if not stopped:
+            raise
+        ending = EndedBySignal(stopped[0].statement, error.code) if isinstance(error, EndedBySignal) else error
+        if stopped[0].probes:
+            ending.add_note(_how_to_go_on(stopped[0], output))
+        raise ending from None
+    if stopped:
+        sys.stderr.write(f"{stopped[0].statement}.\n{_how_to_go_on(stopped[0], output)}\n")
+        if stopped[0].stopped_by == "interrupted":
+            return found, signals.exit_code
     return found, ExitCode.OK if found.feasible else ExitCode.INFEASIBLE
+
+
+def _how_to_go_on(stopped: UnfinishedTuning, output: Path | None) -> str:
+    """Keep the probes of a tuning that was stopped, and name the command that goes on from them."""
+    try:
+        path = output or _temporary_file()
+        write_atomically(path, stopped.model_dump_json(indent=2))
+    except OSError as error:
+        if output is None:
+            return f"The probes are lost: {error}"
+        return _how_to_go_on(stopped, None)
+    own = [*own_arguments(sys.argv[1:])]
+    command = sys.argv[1 + len(own) :]
+    if "--resume" in own:
+        before = own.index("--resume")
+        del own[before : before + 2]
+    return f"Nothing is lost. Go on with: batchwright {shlex.join([*own, '--resume', str(path), *command])}"
+
+
+def _temporary_file() -> Path:
+    return Path(tempfile.mkdtemp(prefix="batchwright-"), "unfinished.json")

@@ -12,12 +12,11 @@ from batchwright.cli import options
 from batchwright.cli import trailing_command as trailing
 from batchwright.cli.arguments import check_file, wrong_argument
 from batchwright.cli.errors import ExitCode
-from batchwright.cli.output import print_result
+from batchwright.cli.output import print_result, write_output
 from batchwright.schemas.base import load_document, parse_document
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.plans import Plan
 from batchwright.schemas.recommendation import Recommendation, Verification
-from batchwright.system.files import write_atomically
 
 
 @options.with_groups
@@ -57,10 +56,9 @@ def verify(  # noqa: PLR0913 - a command's options are its arguments
         created_at=datetime.now(UTC),
         format_=format_,
     )
-    if output is not None:
-        written = found.model_copy(update={"verified": made})
-        write_atomically(output, written.model_dump_json(indent=2))
     print_result(made, as_document=json, text=describe_verification(made))
+    if output is not None:
+        write_output(output, found.model_copy(update={"verified": made}), as_document=json)
     raise typer.Exit(ExitCode.OK if made.verdict == "as-planned" else ExitCode.TUNING_FAILED)
 
 

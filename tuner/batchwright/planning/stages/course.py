@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from batchwright.planning.objectives.objective import PlanCandidates
 from batchwright.planning.proofs.counted_plans import judge_over_sizes
@@ -11,7 +10,7 @@ from batchwright.planning.proofs.plan_proof import PlanProof, prove_plan, whole_
 from batchwright.planning.search import Failure, MicroBatchSearch
 from batchwright.planning.tuning_conditions import TuningConditions
 from batchwright.planning.warm_start import PossibleWarmStart, confirmed_proof
-from batchwright.schemas.recommendation import Proof
+from batchwright.schemas.recommendation import Proof, StopReason
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import PLAN_NOT_FOLLOWED, ExpectedPeaks, Outcome, ProbeResult
 
@@ -140,7 +139,7 @@ class Course:
         """Whether the tuning was stopped, or has to end: stages are asked no more."""
         return self.stopped_at is not None or self.misled is not None or self.overwriting is not None
 
-    def stop(self, stopped_by: Literal["interrupted", "error"] = "interrupted") -> bool:
+    def stop(self, stopped_by: StopReason = "interrupted") -> bool:
         """End the tuning before its end; return whether the probes so far prove a plan, which it then recommends."""
         self.search.stopped_by = stopped_by
         proof = self.proof
