@@ -20,7 +20,7 @@ from batchwright.errors import WorkloadError
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import Outcome, ProbeResult
 from batchwright_service.domain.key_texts import make_key
-from tests.service.dashboard.test_modules import CPU_WORDS
+from tests.service.dashboard.test_modules import CPU_WORDS, TIMES
 from tests.support.factories import mlp_spec, recommendation, tuning_request
 from tests.support.service.browser import Watched, watched
 from tests.support.service.processes import slow_service
@@ -60,6 +60,13 @@ def state(page: Page) -> Any:
     return page.locator("#state .badge")
 
 
+def expect_answer(page: Page) -> None:
+    """The first line of a page is the plan of a scripted runner of 37, and what is proven of it."""
+    answer = page.locator("#answer")
+    expect(answer.get_by_role("heading")).to_have_text(f"Train with 34 + 2 {TIMES} 33 (= 100 exactly)")
+    expect(answer).to_contain_text("Proven: 37 fits, 38 does not.")
+
+
 # --- a tuning of every outcome ---
 
 
@@ -69,11 +76,11 @@ def test_a_tuning_that_fits(service: Running, visit: Open) -> None:
     page = visit(service).open("/tunings/new")
     identifier = submit(page)
     expect(state(page)).to_have_text("Succeeded")
-    for place, figure in enumerate(["3", "34", "1", "100", "37"]):
-        expect(page.locator("#answer .figure-value").nth(place)).to_have_text(figure)
+    expect_answer(page)
     expect(page.locator(".plan-piece")).to_have_text(["34", "33", "33"])
     recorded = service.http.get(f"/v1/tunings/{identifier}/probes").json()["items"]
     expect(page.locator("#probes tbody tr")).to_have_count(len(recorded))
+    page.get_by_text("Reproduce").click()
     block = page.locator("figure.code", has_text="Over HTTP")
     block.get_by_role("button", name="Copy").click()
     copied = page.evaluate("navigator.clipboard.readText()")
@@ -90,15 +97,20 @@ def test_the_peaks_of_the_probes_are_drawn(service: Running, visit: Open) -> Non
 
 @pytest.mark.usefixtures("no_charts")
 def test_a_tuning_in_which_nothing_fits(start_service: StartService, visit: Open) -> None:
-    """The recommendation names the reason, and has no exports."""
+    """The recommendation names the reason, and has no exports; a button tries again with less memory."""
     service = start_service(ScriptedRunner(0))
     page = visit(service).open("/tunings/new")
     submit(page)
     expect(state(page)).to_have_text("nothing fits")
     expect(page.locator("#answer")).to_contain_text("A micro-batch of 1 does not fit")
-    page.get_by_role("link", name="Recommendation and exports").click()
-    expect(page.locator("#answer")).to_contain_text("No micro-batch fits")
+    first = page.url
+    page.locator("#answer").get_by_role("link").click()
+    expect(page.locator("#answer")).to_contain_text("Nothing fits")
     expect(page.locator("#exports")).to_be_hidden()
+    page.get_by_role("button", name="Try with activation checkpointing").click()
+    page.wait_for_url(lambda url: "/tunings/tun_" in url and url != first)
+    again = service.http.get(f"/v1/tunings/{page.url.rpartition('/')[2]}").json()
+    assert again["request"]["spec"]["activation_checkpointing"] is True
 
 
 class Allocator(ScriptedRunner):
@@ -125,7 +137,7 @@ def test_the_allocators_message_is_behind_details(start_service: StartService, v
     runner.apart = apart
     page = visit(start_service(runner)).open("/tunings/new")
     submit(page)
-    expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    expect(page.locator("#proof")).to_contain_text("asked for 2.00 MiB more in the warm-up")
     failed = page.locator("#probes tbody tr", has_text="OOM").first
     expect(failed).to_contain_text("asked for 2.00 MiB more in the warm-up")
     raw = failed.get_by_text(CPU_WORDS)
@@ -134,24 +146,25 @@ def test_the_allocators_message_is_behind_details(start_service: StartService, v
     expect(raw).to_be_visible()
     shown = page.evaluate("document.body.innerText")
     assert shown.count("enforce fail") == 1
-    page.get_by_role("link", name="Recommendation and exports").click()
-    expect(page.locator("#answer")).to_contain_text("asked for 2.00 MiB more in the warm-up")
-    assert "enforce fail" not in page.locator("#answer").inner_text()
+    page.locator("#answer").get_by_role("link").last.click()
+    page.wait_for_url(re.compile("/recommendations/"))
+    expect(page.locator("#proof")).to_contain_text("asked for 2.00 MiB more in the warm-up")
+    assert "enforce fail" not in page.locator("#proof").inner_text()
 
 
 @pytest.mark.thorough
 def test_a_bound_is_not_called_the_largest_that_fits(start_service: StartService, visit: Open) -> None:
-    """The label says where no larger size was tried."""
+    """The answer says where no larger size was tried."""
     runner = ScriptedRunner(500)
     service = start_service(runner)
     made = tune(service)
     page = visit(service).open(f"/tunings/{made['id']}")
-    expect(page.locator("#answer")).to_contain_text("micro-batch that fits; larger ones were not tried")
+    expect(page.locator("#answer")).to_contain_text("Larger sizes were not tried.")
     found = visit(service).open(f"/recommendations/{made['recommendation_id']}")
-    expect(found.locator("#answer")).to_contain_text("micro-batch that fits; larger ones were not tried")
+    expect(found.locator("#answer")).to_contain_text("Larger sizes were not tried.")
     runner.largest = 37
     page.goto(f"{service.url}/tunings/{tune(service)['id']}")
-    expect(page.locator("#answer")).to_contain_text("largest micro-batch that fits")
+    expect_answer(page)
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -162,27 +175,31 @@ def test_a_tuning_that_is_answered_from_another(service: Running, visit: Open) -
     made = service.http.post("/v1/tunings", json=body | {"name": "again"}).json()
     page = visit(service).open(f"/tunings/{made['id']}")
     expect(page.locator("#probes tbody tr")).to_have_count(len(source["recommendation"]["evidence"]["probes"]))
-    page.locator("#progress").get_by_role("link").click()
+    expect(page.locator("#source")).to_contain_text(f": {len(source['recommendation']['evidence']['probes'])} probes.")
+    page.locator("#source").get_by_role("link").click()
     page.wait_for_url(re.compile(source["id"]))
 
 
 @pytest.mark.usefixtures("no_charts")
 def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
-    """The page shows the problem, and a form with the whole request, from which it can be repeated."""
+    """The page shows the cause, what else failed for it, and a form with the whole request, to repeat it."""
     runner = ScriptedRunner(37)
     runner.spec_error = WorkloadError("the loss is no sum")
     service = start_service(runner)
+    other = tune(service, effective_batch_size=7)
     names = {"name": "night", "project": "lm", "labels": {"team": "ops"}, "priority": -3}
     request = tuning_request(effective_batch_size=100, granularity=2).model_dump(mode="json") | names
     made = service.http.post("/v1/tunings", json=request).json()
     page = visit(service).open(f"/tunings/{made['id']}")
     expect(state(page)).to_have_text("Failed")
     expect(page.get_by_role("alert")).to_contain_text("the loss is no sum")
+    same = page.get_by_text("Failed for the same cause")
+    expect(same.get_by_role("link").first).to_have_attribute("href", f"/tunings/{other['id']}")
     runner.spec_error = None
     before = page.url
     page.get_by_role("link", name="Repeat").click()
     expect(page.get_by_role("textbox", name="Name")).to_have_value("night")
-    assert len(service.http.get("/v1/tunings").json()["items"]) == 1
+    assert len(service.http.get("/v1/tunings").json()["items"]) == 2
     page.get_by_role("button", name="Submit the tuning").click()
     page.wait_for_url(lambda url: "/tunings/tun_" in url and url != before)
     expect(state(page)).to_have_text("Succeeded")
@@ -254,7 +271,7 @@ def test_a_tuning_that_is_cancelled(start_service: StartService, visit: Open) ->
 
 @pytest.mark.usefixtures("no_charts")
 def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> None:
-    """Each probe appears by itself, to the end, without a reload."""
+    """Each probe appears by itself, with what runs now, to the end and without a reload."""
     steps = threading.Semaphore(0)
 
     def wait_for_step(_size: int, should_stop: Callable[[], bool]) -> None:
@@ -264,14 +281,16 @@ def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> 
     service = start_service(ScriptedRunner(37, wait_for_step))
     page = visit(service).open(f"/tunings/{queued(service, 'tunings', 100)}")
     expect(page.locator("#probes")).to_contain_text("No probe has ended yet")
+    expect(page.locator("#progress").get_by_role("heading")).to_have_text("Running two updates at micro-batch 1…")
     for number in (1, 2):
         steps.release()
         expect(page.locator("#probes tbody tr")).to_have_count(number)
+    expect(page.locator("#progress")).to_contain_text(re.compile("So far: .* fits, "))
     for _ in range(30):
         steps.release()
     expect(state(page)).to_have_text("Succeeded")
-    for place, figure in enumerate(["3", "34", "1", "100", "37"]):
-        expect(page.locator("#answer .figure-value").nth(place)).to_have_text(figure)
+    expect_answer(page)
+    assert service.http.get(f"/v1/tunings/{page.url.rpartition('/')[2]}").json()["activity"] is None
 
 
 @pytest.mark.usefixtures("no_charts")

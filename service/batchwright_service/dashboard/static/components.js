@@ -148,8 +148,8 @@ export function Button({ act, class: style = "", onProblem, disabled, children, 
   return html`<button type="button" ref=${own} class="button ${style}" disabled=${disabled || isBusy} aria-busy=${isBusy ? "true" : null} onClick=${run} ...${attributes}>${children}</button>`;
 }
 
-/** A button that copies what `text()` gives, and confirms it. */
-function CopyButton({ text, label = "Copy" }) {
+/** A button that copies a text, and confirms it. */
+export function CopyButton({ text, label = "Copy", style = "button-small" }) {
   const [shown, setShown] = useState(label);
   const act = async () => {
     const result = (await copy(text)) ? "Copied" : "Select and copy by hand";
@@ -157,7 +157,7 @@ function CopyButton({ text, label = "Copy" }) {
     announce(result);
     setTimeout(() => setShown(label), COPIED_MILLISECONDS);
   };
-  return html`<button type="button" class="button button-small" onClick=${act}>${shown}</button>`;
+  return html`<button type="button" class="button ${style}" onClick=${act}>${shown}</button>`;
 }
 
 function save(text, name) {

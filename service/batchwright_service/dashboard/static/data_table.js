@@ -4,15 +4,16 @@
  *   html`<${Table} caption="Probes" columns=${columns} rows=${rows} keyOf=${(row) => row.ordinal} />`
  *
  * A column is {title, cell(row) -> node or text, class?: "number"|"wide"|..., value?(row) -> what to sort by, sort?: name}. Rows are sorted
- * here by the column with a `value` that was clicked, or by the service: `order` names the field ("peak", "-peak"), and `onOrder` is called
+ * here by the column with a `value` that was clicked (and one without any value is left out), or by the service: `order` names the field ("peak", "-peak"), and `onOrder` is called
  * with another. A cell of a column of choices (`isChoice`) receives whether the row is in the map `chosen`. The first column's cell is the row's head, without counting a column of choices (`isChoice`).
  */
 
 import { Component, html, useState } from "./preact-htm.js";
 
-export function Table({ caption, showCaption = false, columns, rows, keyOf = (row) => row.id, chosen, order, onOrder }) {
+export function Table({ caption, showCaption = false, columns: all, rows, keyOf = (row) => row.id, chosen, order, onOrder }) {
   const [own, setOwn] = useState("");
   const isOwn = onOrder === undefined;
+  const columns = isOwn ? all.filter(({ value }) => value === undefined || rows.some((row) => (value(row) ?? null) !== null)) : all;
   const sorted = isOwn ? ordered(rows, columns, own) : rows;
   // the roles stay where narrow pages show each row of a list as a card, which is no table to a browser
   return html`<div class="table-scroll" tabindex="0" role="group" aria-label=${caption}>

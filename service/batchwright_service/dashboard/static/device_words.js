@@ -3,7 +3,7 @@
  *
  *   shortened("out of memory in phase warmup: [enforce fail ...")   "asked for 2.00 MiB more in the warm-up"
  *   withDetails(message, details)                                   the short words, then the raw text to open
- *   largestWords(proof)                                             describes the largest micro-batch of a proof
+ *   provenWords(proof)                                              "Proven: 317 fits, 318 does not."
  *   heldBytes(probe), peakWords(probe)                              its peak, as recommendations have it
  */
 
@@ -46,12 +46,12 @@ export function rawText(title, text) {
 
 const LARGER_FAIL = new Set(["oom", "invalid-size", "warm-start"]);
 
-/** Describes the proven micro-batch: it is the largest that fits only if the very next size failed. */
-export function largestWords({ stopped_by: reason, fits, next_size: next }) {
+/** Says what is proven: the next size fails only if a probe has shown it. */
+export function provenWords({ stopped_by: reason, fits, next_size: next }) {
   if (LARGER_FAIL.has(reason)) {
-    return next === fits + 1 ? "largest micro-batch that fits" : `micro-batch that fits; the next size tried, ${count(next)}, does not`;
+    return `Proven: ${count(fits)} fits, ${count(next)} does not.`;
   }
-  return reason === "bound" ? "micro-batch that fits; larger ones were not tried" : "micro-batch that fits; larger ones may";
+  return `Proven: ${count(fits)} fits. ${reason === "bound" || reason === "quick" ? "Larger sizes were not tried." : "Larger sizes may fit too."}`;
 }
 
 /** The peak of all memory that a probe held, in bytes: reserved, with the context, on CUDA; of the process on the CPU. */

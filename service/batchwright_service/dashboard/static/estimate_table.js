@@ -1,13 +1,15 @@
 /**
  * A table of an estimate, with a row for each GPU, marked as estimated, and the versions that were traced.
  *
- *   estimateTable(estimate)  a node
+ *   estimateTable(estimate)                      a node
+ *   html`<${OtherGpus} request=${request} />`    an estimate of a request for every GPU, once it is asked for
  */
 
-import { mark, tag } from "./components.js";
+import { get, may, post } from "./api.js";
+import { Button, mark, problemAlert, tag } from "./components.js";
 import { Table } from "./data_table.js";
 import { bytes, bytesExactly, count, plural } from "./format.js";
-import { html } from "./preact-htm.js";
+import { html, useState } from "./preact-htm.js";
 
 const VERDICTS = {
   fits: ["ok", "check", "fits"],
@@ -32,6 +34,21 @@ export function estimateTable({ gpus, versions }) {
   return html`<div class="stack">
     <${Table} caption="Estimated, not measured" columns=${COLUMNS} rows=${gpus} keyOf=${(row) => row.gpu} />
     <p class="muted small">Traced with ${traced.join(", ")}.</p>
+  </div>`;
+}
+
+export function OtherGpus({ request: { spec, effective_batch_size, memory_margin } }) {
+  const [shown, setShown] = useState(null);
+  const estimate = async () => {
+    setShown(html`<p class="muted" role="status">Estimating…</p>`);
+    const { items } = await get("/v1/gpus");
+    const body = { spec, effective_batch_size, memory_margin, gpus: items.map((gpu) => gpu.name) };
+    setShown(estimateTable(await post("/v1/estimates", body)));
+  };
+  return html`<div id="gpus" class="stack">
+    <p><${Button} act=${estimate} onProblem=${(problem) => setShown(problemAlert(problem))} disabled=${!may("tunings:write")}>Estimate on other GPUs<//>
+      <span class="muted small"> in a few seconds, without a probe</span></p>
+    ${shown}
   </div>`;
 }
 

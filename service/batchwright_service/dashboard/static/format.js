@@ -86,6 +86,11 @@ export function words(constant) {
   return constant.charAt(0).toUpperCase() + constant.slice(1).toLowerCase().replaceAll("_", " ");
 }
 
+/** The sentences of a text. */
+export function sentences(text) {
+  return text.split(/(?<=[.?!])\s+(?=[A-Z])/u);
+}
+
 /** The end of an identifier, where they differ; the whole one belongs into `title` or a page's heading. */
 export function shortId(identifier) {
   return known(identifier) ? identifier.replace(/^([a-z]{3}_)[0-9a-f]{24}([0-9a-f]{8})$/, "$1…$2") : NONE;

@@ -3,7 +3,7 @@
 import { addressOf, get, keyId, may, post, request, textOf } from "./api.js";
 import { Chart, level, line, points } from "./chart.js";
 import { commandOf, takesUpdates } from "./command.js";
-import { alertBox, bar, definitions, emptyState, linkTo, nameFacts, time } from "./components.js";
+import { alertBox, bar, CopyButton, definitions, emptyState, linkTo, nameFacts, time } from "./components.js";
 import { Table } from "./data_table.js";
 import { shortened, withDetails } from "./device_words.js";
 import { byId, colour } from "./dom.js";
@@ -38,8 +38,15 @@ function JobPage() {
   const action = own && ENDED.has(job.state) && job.state !== "SUCCEEDED" && [commandOf(job.recommendation.request) ? "Start again" : "Resume", resume];
   return html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="Its events, log, checkpoints and weights are deleted too." action=${action}>
     ${job && sections(job, history)}
-    ${job && html`<${Log} key="log ${round}" path=${work.path} job=${job} />${ofWorkload(job) && html`<${Checkpoints} path=${work.path} job=${job} />`}`}
+    ${job && (isElsewhere(work.current) ? html`<p id="elsewhere">The files of this job are on ${job.slot.replace(/\/[^/]*$/, "")}, which this server cannot read. Share one <code>BATCHWRIGHT_RUNS_DIR</code> between hosts to see its log here.</p>` : html`
+      <${Log} key="log ${round}" path=${work.path} job=${job} />
+      ${ofWorkload(job) && html`<${Checkpoints} path=${work.path} job=${job} />`}`)}
   <//>`;
+}
+
+/** Whether the folder of a run that has begun is on a host whose files this server cannot read; of a job as it was read. */
+function isElsewhere({ slot, directory, state, progress }) {
+  return slot !== null && directory === null && (ENDED.has(state) || progress !== null);
 }
 
 /** The newest progress of the job, drawn at most twice a second, however many events there are. */
@@ -71,24 +78,29 @@ function totalOf(job) {
 
 function sections(job, history) {
   const { progress, result } = job;
+  const tuning = job.recommendation.evidence.tuning_id;
   return html`
-    <div id="notices" class="stack">${notices(job)}</div>
-    <${Card} name="progress" title="Progress" aside=${html`<span id="curves-words" class="muted small">${history.rows().length === 0 ? "No update has ended yet." : inWords(job)}</span>`}>
+    <section class="card answer" id="answer" aria-labelledby="answer-title">
+      <h2 id="answer-title">${headlineOf(job)}</h2>
       <div id="progress">${progressBar(job)}</div>
-      <div id="newest">${progress && definitions(ofWorkload(job) ? newest(job, history) : newestOfCommand(job))}</div>
+      ${result && job.directory && html`<p>${ofWorkload(job) ? "Checkpoints and weights" : "Its files"} are in <code>${job.directory}</code> <${CopyButton} text=${job.directory} /></p>`}
+      <p class="small links"><span>Recommendation: ${linkTo("recommendations", job.recommendation_id)}</span>${tuning && html`<span>Tuning: ${linkTo("tunings", tuning)}</span>`}</p>
+    </section>
+    <div id="notices" class="stack">${notices(job)}</div>
+    ${progress && html`<${Card} name="progress" title="Progress">
+      <div id="newest">${definitions(ofWorkload(job) ? newest(job, history) : newestOfCommand(job))}</div>
       ${history.rows().length > 0 && curves(job, history)}
       ${evaluations(history)}
       ${splits(history)}
-    <//>
+    <//>`}
     <${Card} name="facts" title="Run"><div id="facts">${definitions([
       ...nameFacts(job, "jobs"),
-      ["Recommendation", linkTo("recommendations", job.recommendation_id)],
       ["Effective batch size", `${count(job.effective_batch_size)} samples`],
       ["Device", job.device ?? job.hardware],
       ["Updates", totalOf(job) && count(totalOf(job))],
       ["Checkpoint every", ofWorkload(job) && plural(job.training.checkpoint_every, "update")],
       ...runFacts(job),
-      ["Directory", job.directory && html`<code>${job.directory}</code>`],
+      ["Directory", !result && job.directory && html`<code>${job.directory}</code>`],
       ["Exit status", result?.exit_status?.toString()],
       ["Not finite since", result?.not_finite_since && `update ${count(result.not_finite_since)}`],
       ["Evaluation", result?.evaluation?.message],
@@ -114,11 +126,19 @@ function progressBar(job) {
   return total === null ? html`<p>${plural(made, "update")}</p>` : bar({ value: made, max: total, label: "Updates", text: `${count(made)} of ${count(total)} updates` });
 }
 
-function inWords(job) {
-  const { progress } = job;
+/** What the job has done: "Trained for 6 updates: loss 5.499". */
+function headlineOf(job) {
+  const { progress, state } = job;
+  if (state === "QUEUED") {
+    return "Waiting";
+  }
+  if (!progress) {
+    return state === "RUNNING" ? "The first update is under way…" : "Ended before its first update";
+  }
   const total = totalOf(job);
-  const made = total === null ? plural(progress.update, "update") : `Update ${count(progress.update)} of ${count(total)}`;
-  return ofWorkload(job) ? `${made}: loss ${number(progress.loss)}.` : `${made}, ${count(progress.samples_seen)} samples.`;
+  const begin = { RUNNING: total === null ? "" : "Update ", CANCELLING: "Stopping after ", SUCCEEDED: "Trained for " }[state] ?? "Stopped after ";
+  const made = begin === "Update " ? `${count(progress.update)} of ${count(total)}` : plural(progress.update, "update");
+  return `${begin}${made}: ${ofWorkload(job) ? `loss ${number(progress.loss)}` : `${count(progress.samples_seen)} samples`}`;
 }
 
 /** Samples per second of an update; of a command, since its first. */
@@ -257,16 +277,16 @@ const CHECKPOINTS = [
 
 /** The checkpoints, read again when another is expected, and at the end. */
 function Checkpoints({ path, job: { training, progress, state } }) {
-  const [{ items, problem }, setFound] = useState({ items: null, problem: null });
+  const [items, setItems] = useState(null);
   const written = Math.floor((progress?.update ?? 0) / training.checkpoint_every);
   useEffect(() => {
-    const read = () => get(`${path}/checkpoints`).then((found) => setFound({ items: found.items, problem: null }), (found) => setFound({ items: null, problem: found }));
-    const waiting = setTimeout(read, items === null && problem === null ? 0 : 1000 * LOG_SECONDS);
+    const read = () => get(`${path}/checkpoints`).then((found) => setItems(found.items), () => setItems(null)); // the log says why
+    const waiting = setTimeout(read, items === null ? 0 : 1000 * LOG_SECONDS);
     return () => clearTimeout(waiting);
   }, [written, state]);
   const none = emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(training.checkpoint_every, "update")}, and at the end.` });
-  return html`<${Card} name="checkpoints" title="Checkpoints"><div id="checkpoints">
-    ${problem ? html`<p class="muted">${problem.detail}</p>` : items && (items.length > 0 ? html`<${Table} caption="Checkpoints" columns=${CHECKPOINTS} rows=${items} keyOf=${(row) => row.update} />` : none)}
+  return items && html`<${Card} name="checkpoints" title="Checkpoints"><div id="checkpoints">
+    ${items.length > 0 ? html`<${Table} caption="Checkpoints" columns=${CHECKPOINTS} rows=${items} keyOf=${(row) => row.update} />` : none}
   </div><//>`;
 }
 

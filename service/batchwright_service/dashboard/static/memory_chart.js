@@ -1,19 +1,24 @@
 /**
- * Peak memory against micro-batch size: every probe, the curve through the fits, the limit with and without the margin.
+ * Peak memory against micro-batch size: every probe, the planner's model, the limit with and without the margin; and speed beside it.
  *
- *   memoryFigure(probes, {limitBytes, probeLimitBytes, chosen})   {data, layout} for a chart; `chosen` is the size of the plan
- *   memoryInWords(probes, ...)                                    the same in a sentence, for screen readers
- *   sizeWords(probe)                                              its micro-batch size, or the sizes of its plan
+ *   modelOf(probes, expected)                the bytes of a size as a function; `expected` is the estimate of the evidence, if any
+ *   memoryFigure(probes, model, {limitBytes, probeLimitBytes, fits, chosen})   {data, layout} for a chart; `chosen`: the size of the plan
+ *   memoryInWords(probes, model, ...)        the same in a sentence, for screen readers
+ *   speedFigure(found)                       the samples per second of a recommendation's plans
+ *   sizeWords(probe)                         its micro-batch size, or the sizes of its plan
  */
 
 import { heldBytes, shortened } from "./device_words.js";
 import { colour } from "./dom.js";
-import { bytes, count, plural, seconds } from "./format.js";
+import { bytes, count, number, plural, seconds } from "./format.js";
 import { level, line, points } from "./chart.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
 const FEW_SIZES = 10; // up to which every size has its tick
+const STEPS = 100;
+const NOISE = 0.01; // of a peak, as a share
+const SLOPE_ERROR = 0.1; // of an estimate, as a share of its slope
 
 /** The micro-batches of a probe: its size, or those of a plan, which differ, as a sum. */
 export function sizeWords(probe) {
@@ -22,72 +27,97 @@ export function sizeWords(probe) {
 }
 
 /**
- * The peaks by rising size, in bytes, between which recommendations interpolate: of updates that accumulate, the timed fit of a size or else
- * its last, and what is held between updates as the peak of no sample. Null without two fits.
+ * Peak memory in bytes as a function of the size, as the planner models it: the estimated curve, with the level and the slope that the fits
+ * of accumulated updates show; where nothing was estimated a straight line through them, and through what is held between updates as the
+ * peak of no sample. Null where that takes more fits than there are.
  */
-export function curveOf(probes) {
-  const untimedFirst = probes.filter((probe) => probe.outcome === "FIT").sort((one, other) => one.measures_time - other.measures_time);
-  const bySize = new Map(untimedFirst.map((probe) => [probe.micro_batch_size, probe]));
-  const fits = [...bySize.values()].filter((probe) => probe.accumulates && heldBytes(probe)).sort((one, other) => one.micro_batch_size - other.micro_batch_size);
+export function modelOf(probes, expected = null) {
+  const fits = probes.filter((probe) => probe.outcome === "FIT" && probe.accumulates && heldBytes(probe));
+  const points = fits.map((probe) => [expected === null ? probe.micro_batch_size : estimated(expected, probe.micro_batch_size), heldBytes(probe)]);
   const resident = Math.min(...fits.map((probe) => probe.resident_bytes).filter(Boolean));
-  return fits.length < 2 ? null : [...(Number.isFinite(resident) ? [[0, resident]] : []), ...fits.map((probe) => [probe.micro_batch_size, heldBytes(probe)])];
+  if (expected === null && Number.isFinite(resident)) {
+    points.push([0, resident]);
+  }
+  const mean = (place) => points.reduce((sum, point) => sum + point[place], 0) / points.length;
+  const [centre, level] = [mean(0), mean(1)];
+  const spread = points.reduce((sum, [at]) => sum + (at - centre) ** 2, 0);
+  if (points.length === 0 || (expected === null && spread === 0)) {
+    return null;
+  }
+  const doubt = expected === null ? 0 : ((NOISE * level) / SLOPE_ERROR) ** 2; // few fits close together say less of the slope than the estimate
+  const slope = (points.reduce((sum, [at, held]) => sum + (at - centre) * (held - level), 0) + doubt) / (spread + doubt);
+  return (size) => level + slope * ((expected === null ? size : estimated(expected, size)) - centre);
 }
 
-/** The bytes at a size: on the curve, or on the straight line through its two nearest points. */
-export function expectedBytes(curve, size) {
-  const above = curve.findIndex(([at], index) => index > 0 && at >= size);
-  const [[low, less], [high, more]] = curve.slice((above === -1 ? curve.length - 1 : above) - 1);
-  return less + ((more - less) * (size - low)) / (high - low);
+/** The estimated bytes at a size: linear between the points of the estimate and beyond them. */
+function estimated({ points }, size) {
+  const above = Math.max(1, points.findIndex((point) => point.micro_batch_size >= size));
+  const [low, high] = points.slice((size > points.at(-1).micro_batch_size ? points.length - 1 : above) - 1);
+  return low.used_bytes + ((high.used_bytes - low.used_bytes) * (size - low.micro_batch_size)) / (high.micro_batch_size - low.micro_batch_size);
 }
 
-/** The figure of the chart. */
-export function memoryFigure(probes, { limitBytes, probeLimitBytes, chosen }) {
+/** The figure of the chart, around the proven limit once there is one. */
+export function memoryFigure(probes, model, { limitBytes, probeLimitBytes, chosen, fits }) {
   const unit = (limitBytes ?? probeLimitBytes ?? GIB) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
-  const curve = curveOf(probes);
   const levels = [
     limitBytes && level(limitBytes / unit[0], `limit ${bytes(limitBytes)}`, "--bad"),
     probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
   ].filter(Boolean);
+  const largest = Math.max(...probes.map((probe) => probe.micro_batch_size));
+  const [low, high] = fits ? [Math.floor(0.8 * (chosen ?? fits)), Math.ceil(1.1 * fits) + 1] : [0, 1.1 * largest];
+  const heights = probes.map((probe) => heightOf(probe, model, probeLimitBytes ?? limitBytes) / unit[0]);
+  const shown = heights.filter((_, index) => probes[index].micro_batch_size >= low && probes[index].micro_batch_size <= high);
+  const top = 1.04 * Math.max(...shown, (limitBytes ?? 0) / unit[0]);
   return {
-    data: [...curveTrace(curve, unit), ...outcomeTraces(probes, curve, unit, probeLimitBytes ?? limitBytes)],
+    data: [...modelTrace(model, [low, high], unit), ...outcomeTraces(probes, heights)],
     layout: {
-      xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, rangemode: "tozero", tickformat: ",d", dtick: largestOf(probes) <= FEW_SIZES ? 1 : undefined },
-      yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, rangemode: "tozero" },
+      xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, range: [low, high], tickformat: ",d", dtick: high - low <= FEW_SIZES ? 1 : undefined },
+      yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, range: [fits ? 0.97 * Math.min(...shown, model ? model(low) / unit[0] : top) : 0, top] },
       shapes: [...levels.map((drawn) => drawn.shape), ...chosenShape(chosen)],
       annotations: levels.map((drawn) => drawn.annotation),
     },
   };
 }
 
-/** The chart in a sentence. */
-export function memoryInWords(probes, { limitBytes, fits: proven }) {
-  const { FIT: fits = 0, OOM: failed = 0 } = Object.fromEntries(Object.entries(Object.groupBy(probes, (probe) => probe.outcome)).map(([name, each]) => [name, each.length]));
-  const unknown = probes.length - fits - failed;
-  const curve = curveOf(probes);
-  const [[low, less], [high, more]] = curve === null ? [[0, 0], [1, 0]] : [curve[0], curve.at(-1)];
-  const growth = curve === null ? "" : ` Memory grows by about ${bytes((more - less) / (high - low))} per sample.`;
-  const answer = proven ? ` Micro-batches of up to ${count(proven)} fit.` : "";
-  const limit = limitBytes === null ? "" : ` The limit is ${bytes(limitBytes)}.`;
-  const parts = [[fits, "fit"], [failed, "ran out of memory"], [unknown, "ended without a verdict"]].filter(([number]) => number > 0);
-  return `${plural(probes.length, "probe")}: ${parts.map(([number, words]) => `${number} ${words}`).join(", ")}.${limit}${growth}${answer}`;
+/** The speed of the plans of a recommendation against their micro-batch size, with that of today's plan; null of less than two. */
+export function speedFigure({ alternatives, gain, plan }) {
+  const known = alternatives.filter((row) => row.samples_per_second !== null).map((row) => [row.micro_batch_size, row.samples_per_second, row.source]);
+  if (gain?.baseline_samples_per_second) {
+    known.push([gain.baseline.micro_batch_size, gain.baseline_samples_per_second, "today"]);
+  }
+  const rows = known.sort(([one], [other]) => one - other);
+  const kinds = { measured: { token: "--ok" }, modelled: { token: "--chart-1", symbol: "circle-open" }, today: { token: "--warn", symbol: "diamond" } };
+  const marks = Object.entries(kinds).map(([kind, style]) => [kind, style, rows.filter(([, , source]) => source === kind)]).filter(([, , shown]) => shown.length > 0);
+  return rows.length < 2 ? null : {
+    data: [
+      { ...line("", rows.map(([size]) => size), rows.map(([, speed]) => speed), "--chart-1"), showlegend: false },
+      ...marks.map(([kind, style, shown]) => points(kind, shown.map(([size]) => size), shown.map(([, speed]) => speed), { ...style, hover: shown.map(([size, speed]) => `${size} samples: ${number(speed, 3)} samples/s, ${kind}`) })),
+    ],
+    layout: {
+      xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, tickformat: ",d" },
+      yaxis: { ...axis(), title: { text: "samples per second" }, rangemode: "tozero" },
+      shapes: chosenShape(plan?.micro_batch_size),
+    },
+  };
 }
 
-function largestOf(probes) {
-  return Math.max(...probes.map((probe) => probe.micro_batch_size));
+/** The chart in a sentence. */
+export function memoryInWords(probes, model, { limitBytes }) {
+  const { FIT: fits = 0, OOM: failed = 0 } = Object.fromEntries(Object.entries(Object.groupBy(probes, (probe) => probe.outcome)).map(([name, each]) => [name, each.length]));
+  const largest = Math.max(...probes.map((probe) => probe.micro_batch_size));
+  const growth = model === null ? "" : ` Memory grows by about ${bytes(model(largest) - model(largest - 1))} per sample.`;
+  const limit = limitBytes === null ? "" : ` The limit is ${bytes(limitBytes)}.`;
+  const parts = [[fits, "fit"], [failed, "ran out of memory"], [probes.length - fits - failed, "ended without a verdict"]].filter(([found]) => found > 0);
+  return `${plural(probes.length, "probe")}: ${parts.map(([found, words]) => `${found} ${words}`).join(", ")}.${limit}${growth}`;
 }
 
 function axis() {
   return { gridcolor: colour("--grid"), linecolor: colour("--edge"), automargin: true };
 }
 
-/** The curve, and its last part as far again as a quarter of the largest size. */
-function curveTrace(curve, [unit]) {
-  if (curve === null) {
-    return [];
-  }
-  const end = 1.25 * curve.at(-1)[0];
-  const points = [...curve, [end, expectedBytes(curve, end)]];
-  return [line("between the fits, interpolated", points.map(([size]) => size), points.map(([, held]) => held / unit), "--chart-1")];
+function modelTrace(model, [low, high], [unit]) {
+  const sizes = Array.from({ length: STEPS + 1 }, (_, step) => low + ((high - low) * step) / STEPS);
+  return model === null ? [] : [line("the planner's model", sizes, sizes.map((size) => model(size) / unit), "--chart-1")];
 }
 
 const MARKS = {
@@ -96,23 +126,22 @@ const MARKS = {
   OTHER: { token: "--warn", symbol: "diamond-open" },
 };
 
-/** A trace for each kind of outcome. A failed probe has no measured peak, and is drawn on the curve or at the limit. */
-function outcomeTraces(probes, curve, [unit], limit) {
-  const kinds = Object.groupBy(probes, (probe) => (probe.outcome in MARKS ? probe.outcome : "OTHER"));
+/** A trace for each kind of outcome. A failed probe has no measured peak, and is drawn where the model has it, above the limit. */
+function outcomeTraces(probes, heights) {
+  const kinds = Object.groupBy(probes.map((_, index) => index), (index) => (probes[index].outcome in MARKS ? probes[index].outcome : "OTHER"));
   return Object.entries(MARKS).filter(([kind]) => kinds[kind]).map(([kind, style]) => {
-    const shown = kinds[kind];
-    const heights = shown.map((probe) => heightOf(probe, curve, limit) / unit);
     const name = kind === "FIT" ? "FIT, measured" : `${kind === "OTHER" ? "neither" : kind}, peak not measured`;
-    return points(name, shown.map((probe) => probe.micro_batch_size), heights, { ...style, hover: shown.map(everyFigure) });
+    const shown = kinds[kind].map((index) => probes[index]);
+    return points(name, shown.map((probe) => probe.micro_batch_size), kinds[kind].map((index) => heights[index]), { ...style, hover: shown.map(everyFigure) });
   });
 }
 
-function heightOf(probe, curve, limit) {
+function heightOf(probe, model, limit) {
   if (probe.outcome === "FIT" && heldBytes(probe)) {
     return heldBytes(probe);
   }
-  const expected = curve === null ? limit : expectedBytes(curve, probe.micro_batch_size);
-  return Math.min(expected ?? 0, 1.3 * (limit ?? expected ?? 0));
+  const expected = Math.max(model?.(probe.micro_batch_size) ?? 0, probe.outcome === "OOM" ? limit ?? 0 : 0);
+  return Math.min(expected, 1.3 * (limit ?? expected));
 }
 
 function everyFigure(probe) {

@@ -1,15 +1,16 @@
-/** The page of a tuning: the recommendation, its probes as they end, and how to reproduce it. */
+/** The page of a tuning: its answer, or what it does now; then the proof, its probes, and how to reproduce it. */
 
-import { addressOf, get, keyId } from "./api.js";
+import { addressOf, get, keyId, may } from "./api.js";
+import { Answer, changesInWords, Proof, warnings } from "./answer.js";
 import { Chart } from "./chart.js";
-import { badge, codeBlock, definitions, emptyState, linkTo, nameFacts, tag } from "./components.js";
+import { badge, codeBlock, definitions, elapsed, emptyState, linkTo, nameFacts, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
-import { heldBytes, peakWords, rawText, shortened, withDetails } from "./device_words.js";
+import { heldBytes, peakWords, rawText, withDetails } from "./device_words.js";
 import { byId } from "./dom.js";
-import { bytes, bytesExactly, count, number, percent, plural, seconds } from "./format.js";
+import { bytes, bytesExactly, count, number, percent, plural, seconds, words } from "./format.js";
+import { useRead } from "./hooks.js";
 import { ENDED } from "./live.js";
-import { curveOf, memoryFigure, memoryInWords, sizeWords } from "./memory_chart.js";
-import { infeasible, planAndProof, warnings } from "./plan.js";
+import { memoryFigure, memoryInWords, modelOf, sizeWords, speedFigure } from "./memory_chart.js";
 import { html, render, useState } from "./preact-htm.js";
 import { asCommand, asCurl, raisedLimit, submissionAgain } from "./reproduce.js";
 import { Card, failure, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
@@ -31,10 +32,14 @@ function TuningPage() {
     onEvent: (event) => event.kind === "probe" && add([event.probe]),
   });
   const tuning = work.current;
-  const again = tuning && ENDED.has(tuning.state) && html`<a class="button button-primary" href=${addressOf("/tunings/new", { repeat: tuning.id })}>Repeat</a>`;
+  const again = tuning && ENDED.has(tuning.state) && html`<a class="button" href=${repeatAddress(tuning)}>Repeat</a>`;
   return html`<${WorkPage} work=${work} writeScope="tunings:write" deletion="Its probes and events are deleted too. Its recommendation stays." action=${again}>
     ${tuning && sections(tuning, probes)}
   <//>`;
+}
+
+function repeatAddress({ id }) {
+  return addressOf("/tunings/new", { repeat: id });
 }
 
 function sections(tuning, own) {
@@ -42,39 +47,69 @@ function sections(tuning, own) {
   const isAnswered = own.length === 0 && found !== null;
   const probes = isAnswered ? found.evidence.probes.map((result, index) => ({ ordinal: index + 1, result })) : own;
   return html`
-    ${failure(tuning)}
-    ${found && warnings(found)}
-    <div id="progress" role="status">${isAnswered ? answeredFrom(found) : progressText(tuning, probes)}</div>
-    ${found && html`<div id="answer"><${Card} name="answer" title="Recommendation" aside=${html`<a href="/recommendations/${encodeURIComponent(found.id)}">Recommendation and exports</a>`}>
-      <div class="stack">${found.feasible ? planAndProof(found) : html`${infeasible(found)}<p class="text">${shortened(found.evidence.proof.statement)}</p>`}</div>
-    <//></div>`}
-    <${Memory} probes=${probes.map((probe) => probe.result)} tuning=${tuning} />
-    <${Card} name="probes" title="Probes" aside=${html`<span class="muted small">each probe runs full optimizer updates in its own process</span>`}><div id="probes">
+    ${tuning.problem && html`<${Failure} tuning=${tuning} />`}
+    ${(!ENDED.has(tuning.state) || tuning.state === "CANCELLED") && html`<${Now} tuning=${tuning} probes=${probes.map((probe) => probe.result)} />`}
+    ${found && html`<${Answer} found=${found}>
+      ${isAnswered && html`<${Source} evidence=${found.evidence} />`}
+      <span>Recommendation: ${linkTo("recommendations", found.id)}</span>
+    <//>
+    ${warnings(found)}`}
+    <${Evidence} probes=${probes.map((probe) => probe.result)} tuning=${tuning} />
+    ${(probes.length > 0 || tuning.state === "RUNNING") && html`<${Card} name="probes" title="Probes" aside=${html`<span class="muted small">each probe runs full optimizer updates in its own process</span>`}><div id="probes">
       ${probes.length > 0 ? html`<${Table} caption="Probes" columns=${PROBES} rows=${probes} keyOf=${(row) => row.ordinal} />` : emptyState({ title: "No probe has ended yet", text: "Each probe appears here when it ends." })}
-    </div><//>
+    </div><//>`}
     ${found && alternatives(found)}
     <${Card} name="facts" title="Request"><div id="facts">${definitions(facts(tuning))}</div><//>
-    <${Card} name="again" title="Reproduce"><div class="stack">${reproduction(tuning)}</div><//>`;
+    <details class="card"><summary>Reproduce: the spec, the command and the HTTP call</summary><div class="stack">${reproduction(tuning)}</div></details>`;
 }
 
-/** Where the answer of a tuning came from that ran no probe. */
-function answeredFrom({ evidence: { tuning_id: id } }) {
-  return html`<p>Answered from ${id ? html`tuning ${linkTo("tunings", id)}` : "a stored recommendation"}, whose probes are below. No probe ran for this tuning.</p>`;
+/** Which tuning ran the probes of a stored answer. */
+function Source({ evidence: { tuning_id: id, probes } }) {
+  const found = useRead(id && `/v1/tunings?limit=1&q=${id}`)?.items[0];
+  return html`<span id="source">Answered from ${id ? html`tuning ${linkTo("tunings", id, found?.name)}` : "a stored recommendation"}${found && html` of ${time(found.ended_at, { relative: false })}`}: ${plural(probes.length, "probe")}.</span>`;
 }
 
-function progressText(tuning, probes) {
-  if (tuning.state === "QUEUED") {
-    return html`<p>${positionInWords(tuning.queue)} <a href="/">The queue is on the overview.</a></p>`;
+/** What a tuning without an answer does now, what it has found so far, and how long it takes. */
+function Now({ tuning, probes }) {
+  const { state, activity, started_at: started, model, device } = tuning;
+  const others = useRead(addressOf("/v1/tunings", { state: "SUCCEEDED", model, device, limit: 20 }));
+  const counts = (others?.items ?? []).map((each) => each.probes).filter(Boolean).sort((one, other) => one - other);
+  const usual = counts[Math.floor(counts.length / 2)];
+  const left = (usual - probes.length) * (probes.reduce((sum, probe) => sum + probe.seconds.total, 0) / probes.length);
+  if (state === "QUEUED") {
+    return html`<section class="card answer" role="status" id="progress"><h2>Waiting</h2><p>${positionInWords(tuning.queue)} <a href="/">The queue is on the overview.</a></p></section>`;
   }
-  if (tuning.state !== "RUNNING") {
-    return null;
-  }
-  const last = probes.at(-1)?.result;
-  return html`<p>Probing: ${plural(probes.length, "probe")} so far${last ? `, the last: ${sizeWords(last)} samples, ${last.outcome}` : ""}.</p>`;
+  const isRunning = state === "RUNNING";
+  return html`<section class="card answer" role="status" id="progress">
+    <h2>${isRunning ? `${activity ? activity[0].toUpperCase() + activity.slice(1) : "Starting"}…` : words(state)}</h2>
+    ${probes.length > 0 && html`<p class="proven">${bracketInWords(probes)}</p>`}
+    ${isRunning && html`<progress class="progress" aria-label="Tuning in progress" />
+    <p class="muted">Running for ${elapsed(started)}.${usual && ` Tunings of ${model} here take about ${plural(usual, "probe")}${left > 0 ? `: about ${seconds(left)} left` : ""}.`}</p>`}
+  </section>`;
+}
+
+/** The largest size that fits and the smallest that does not. */
+function bracketInWords(probes) {
+  const sizes = (...outcomes) => probes.filter(({ outcome }) => outcomes.includes(outcome)).map((probe) => probe.micro_batch_size);
+  const fits = Math.max(0, ...sizes("FIT"));
+  const fails = Math.min(...sizes("OOM", "INVALID_SIZE"));
+  return `So far: ${fits > 0 ? `${count(fits)} fits` : "no size fits yet"}, ${fails < Infinity ? `${count(fails)} does not` : "none has run out of memory"}.`;
+}
+
+/** The cause of a failure, other tunings with that cause, and what to try. */
+function Failure({ tuning }) {
+  const code = tuning.problem.code;
+  const found = useRead(addressOf("/v1/tunings", { state: "FAILED", problem_code: code, limit: 6 }));
+  const others = (found?.items ?? []).filter((each) => each.id !== tuning.id).slice(0, 5);
+  const limit = raisedLimit(tuning) && submissionAgain(tuning).probe_timeout_seconds;
+  return failure(tuning, html`
+    ${limit && may("tunings:write") && html`<p><a class="button button-primary" href=${repeatAddress(tuning)}>Try with ${seconds(limit)}</a></p>`}
+    ${others.length > 0 && html`<p>Failed for the same cause: ${others.map((each, index) => html`${index > 0 && ", "}${linkTo("tunings", each.id, each.name)}`)}. <a href=${addressOf("/tunings", { state: "FAILED", problem_code: code })}>All of them</a></p>`}`);
 }
 
 function facts(tuning) {
-  const { request } = tuning;
+  const { request, recommendation } = tuning;
+  const data = recommendation?.evidence.data;
   return [
     ...nameFacts(tuning, "tunings"),
     ["Device", tuning.device ?? tuning.hardware],
@@ -83,6 +118,7 @@ function facts(tuning) {
     ["Objective", request.objective.replaceAll("_", " ")],
     ["Memory limit", request.memory_limit_bytes === null ? "the whole device" : bytes(request.memory_limit_bytes)],
     ["Margin", percent(request.memory_margin)],
+    ["Data read", data && readingInWords(data)],
     ...runFacts(tuning),
   ];
 }
@@ -96,19 +132,31 @@ function workloadFacts({ model, parallelism, precision }) {
   return [["Command", model.name], ["Arguments", given || "none"], ["Ranks", ranks]];
 }
 
-/** The peaks of the probes: in a sentence, and as a chart once two fits say how memory grows. */
-function Memory({ probes, tuning: { request, recommendation } }) {
+/** What was read of the data, such as "a sample: 120,000 of 3,000,000 rows". */
+function readingInWords({ read, total, unit, reason }) {
+  const part = `a sample: ${count(read)} of ${total === null ? "more" : count(total)} ${unit}`;
+  return read === 0 ? `nothing${reason && `: ${reason}`}` : read === total ? `all ${count(total)} ${unit}` : part;
+}
+
+/** The proof: in sentences, and as charts of the peaks and the speed. */
+function Evidence({ probes, tuning: { request, recommendation: found } }) {
   const limited = probes.find((probe) => probe.limit_bytes !== null);
+  const model = modelOf(probes, found?.evidence.expected);
   const limits = {
-    limitBytes: recommendation?.headroom?.limit_bytes ?? request.memory_limit_bytes,
+    limitBytes: found?.headroom?.limit_bytes ?? request.memory_limit_bytes,
     probeLimitBytes: limited === undefined ? null : limited.limit_bytes + (limited.context_bytes ?? 0),
-    fits: recommendation?.evidence.proof.fits ?? null,
-    chosen: recommendation?.plan?.micro_batch_size ?? null,
+    fits: found?.evidence.proof.fits ?? null,
+    chosen: found?.plan?.micro_batch_size ?? null,
   };
-  return probes.length > 0 && html`<${Card} name="chart" title="Peak memory against micro-batch size">
-    <p class="muted small">${memoryInWords(probes, limits)}</p>
-    ${curveOf(probes) && html`<${Chart} id="chart" figure=${() => memoryFigure(probes, limits)} />`}
-  <//>`;
+  const speed = found && speedFigure(found);
+  return (found || model) && html`<${Card} name="proof" title=${found ? "Proof" : "Memory"}><div id="proof" class="stack">
+    ${found && html`<${Proof} found=${found} />`}
+    ${probes.length > 0 && html`<p class="muted small">${memoryInWords(probes, model, limits)}</p>`}
+    ${model && html`<div class="curves">
+      <figure><figcaption>Peak memory</figcaption><${Chart} id="chart" figure=${() => memoryFigure(probes, model, limits)} /></figure>
+      ${speed && html`<figure><figcaption>Samples per second</figcaption><${Chart} id="speed" figure=${() => speedFigure(found)} /></figure>`}
+    </div>`}
+  </div><//>`;
 }
 
 // --- tables ---------------------------------------------------------------------------------------------------------
@@ -120,9 +168,9 @@ const PROBES = [
   ofResult("Peak memory", "number", peakWords, heldBytes),
   ofResult("Tensors", "number", (probe) => exact(probe.peak_allocated_bytes), (probe) => probe.peak_allocated_bytes),
   ofResult("Context", "number", (probe) => exact(probe.context_bytes), (probe) => probe.context_bytes),
-  ofResult("Limit", "number", (probe) => exact(probe.limit_bytes)),
+  ofResult("Limit", "number", (probe) => exact(probe.limit_bytes), (probe) => probe.limit_bytes),
   ofResult("Duration", "number", (probe) => seconds(probe.seconds.total), (probe) => probe.seconds.total),
-  ofResult("Update", "number", (probe) => seconds(probe.timing?.update_seconds)),
+  ofResult("Update", "number", (probe) => seconds(probe.timing?.update_seconds), (probe) => probe.timing?.update_seconds),
   ofResult("Message", "message", (probe) => [withDetails(probe.message, probe.details), probe.traceback && rawText("Traceback", probe.traceback)]),
 ];
 
@@ -138,21 +186,16 @@ const PLANS = [
   { title: "Steps", class: "number", cell: (row) => count(row.gradient_accumulation_steps) },
   { title: "Micro-batch", class: "number", cell: (row) => count(row.micro_batch_size) },
   { title: "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
-  { title: "Samples per second and rank", class: "number", cell: (row) => number(row.samples_per_second, 3) },
+  { title: "Samples per second and rank", class: "number", cell: (row) => number(row.samples_per_second, 3), value: (row) => row.samples_per_second },
   { title: "", cell: (row) => html`<span class="tags">${row.chosen && tag("recommended")}${tag(row.source)}${row.thrashing && tag("thrashing")}</span>` },
 ];
 const changeColumns = ({ kind }) => [
-  { title: "Change", cell: (row) => Object.entries(row.changes).map(changeInWords).join(", ") },
+  { title: "Change", cell: (row) => changesInWords(row.changes) },
   { title: "Expected to fit", class: "number", cell: (row) => (row.largest_micro_batch_size === 0 ? "none" : count(row.largest_micro_batch_size)) },
   { title: "At least", class: "number", cell: (row) => (row.surely_fits === 0 ? "none" : count(row.surely_fits)) },
   { title: kind === "cuda" ? "Tensors" : "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
   { title: "", cell: () => tag("estimated") },
 ];
-
-function changeInWords([field, value]) {
-  const name = field.replaceAll("_", " ");
-  return value === true ? name : `${name} ${value}`;
-}
 
 function alternatives({ alternatives: plans, what_ifs: changes, device }) {
   return (plans.length > 1 || changes.length > 0) && html`<${Card} name="plans" title="Alternatives"><div class="stack">

@@ -9,14 +9,15 @@
 
 import { del, get, keyId, may, post } from "./api.js";
 import { alertBox, Button, confirmDialog, problemAlert, scopeAlert, stateBadge, time, took } from "./components.js";
-import { withDetails } from "./device_words.js";
+import { shortened, withDetails } from "./device_words.js";
 import { deviceLink } from "./devices.js";
 import { announce, byId } from "./dom.js";
-import { count, planText, seconds, words } from "./format.js";
+import { count, plural, seconds, sentences, words } from "./format.js";
 import { ENDED, eventually, follow, poll } from "./live.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
 const QUEUE_SECONDS = 3;
+const LONGEST_CAUSE = 240;
 
 /**
  * Reads the work of the page, and follows it.
@@ -53,12 +54,12 @@ export function useWork(kind, { read = get, after, onEvent }) {
       }
     }, { after: first, onEnd: refresh, onProblem: complain }).stop;
   }, [isThere, round]);
-  const isQueued = current?.state === "QUEUED";
-  useEffect(() => isQueued ? poll(async (signal) => {
-    const { queue } = await get(path, { signal }); // there are no events for the position in the queue
+  const isPolled = current?.state === "QUEUED" || (kind === "tuning" && current?.state === "RUNNING");
+  useEffect(() => isPolled ? poll(async (signal) => {
+    const { queue, activity } = await get(path, { signal }); // there are no events for the position in the queue, nor for what it does
     signal.throwIfAborted();
-    change((before) => ({ ...before, queue }));
-  }, QUEUE_SECONDS).stop : undefined, [isQueued]);
+    change((before) => ({ ...before, queue, activity }));
+  }, QUEUE_SECONDS).stop : undefined, [isPolled]);
   useAnnouncement(kind, current?.state);
   return { kind, path, current, failed, change, complain, followAgain: () => setRound((before) => before + 1) };
 }
@@ -95,9 +96,9 @@ export function WorkPage({ work, writeScope, deletion, action, children }) {
     ${current && children}`;
 }
 
-/** The name, the model and the plan of work, or of a recommendation. */
-export function headline({ name, plan }, model) {
-  return `${name === null ? "" : `${name}: `}${model}${plan === null ? "" : `, ${planText(plan)}`}`;
+/** The name of work or of a recommendation, and what it is for. */
+export function headline({ name, effective_batch_size: samples }, model) {
+  return `${name === null ? "" : `${name}: `}${model}, ${plural(samples, "sample")}`;
 }
 
 function Actions({ work: { kind, path, current, change, complain }, deletion, action }) {
@@ -148,7 +149,13 @@ export function runFacts(work) {
   ];
 }
 
-/** The problem of failed work, or null. */
-export function failure({ problem }) {
-  return problem && alertBox("bad", problem.title, html`<div class="preline">${withDetails(problem.detail)}</div>`, html`<p class="small">Code: <code>${problem.code}</code></p>`);
+/** The problem of failed work, its cause first, and what to do about it; or null. */
+export function failure({ problem }, more = null) {
+  if (problem === null) {
+    return null;
+  }
+  const [cause, ...rest] = sentences(problem.detail);
+  const isShort = cause.length <= LONGEST_CAUSE && shortened(cause) === cause;
+  const text = isShort ? rest.join(" ") : problem.detail;
+  return alertBox("bad", isShort ? cause : problem.title, text && html`<div class="preline">${withDetails(text)}</div>`, more, html`<p class="small">Code: <code>${problem.code}</code></p>`);
 }

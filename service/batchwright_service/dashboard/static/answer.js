@@ -1,0 +1,123 @@
+/**
+ * The answer of a recommendation, with which the pages of tunings and recommendations begin, and what proves it.
+ *
+ *   html`<${Answer} found=${found}>links<//>`   what to train with, what is proven and gained; or why there is no plan, and what to try
+ *   html`<${Proof} found=${found} />`           the plan drawn to scale, and the proof in sentences
+ *   answerInWords(found)                        {plan, batch, proof, gain} of a feasible recommendation
+ *   warnings(found)                             its warnings -> nodes
+ *   variables(environment, label)               environment variables -> a node; of many, the first
+ */
+
+import { may, post } from "./api.js";
+import { commandOf } from "./command.js";
+import { alertBox, Button, codeBlock, CopyButton, linkTo, problemAlert } from "./components.js";
+import { provenWords, shortened } from "./device_words.js";
+import { OtherGpus } from "./estimate_table.js";
+import { bytes, count, number, percent, plural, sentences, words } from "./format.js";
+import { useRead } from "./hooks.js";
+import { drawPlan, planInWords } from "./plan.js";
+import { html, useState } from "./preact-htm.js";
+import { submissionAgain } from "./reproduce.js";
+import { openTrainDialog } from "./train_dialog.js";
+
+const FEW_VARIABLES = 3;
+
+export function answerInWords({ plan, evidence, gain, warnings: found }) {
+  const isVerified = !found.some((warning) => warning.code === "samples-not-verified");
+  const end = plan.exact ? (isVerified ? " exactly" : "") : `, ${count(plan.requested_effective_batch_size)} requested`;
+  return { plan: planInWords(plan.micro_batch_sizes), batch: `= ${count(plan.effective_batch_size)}${end}`, proof: provenWords(evidence.proof), gain: gain && gainInWords(gain) };
+}
+
+function gainInWords({ baseline, baseline_fits: fits, speedup, speed_source: source }) {
+  const before = `${count(baseline.gradient_accumulation_steps)} × ${count(baseline.micro_batch_size)}`;
+  if (fits === false) {
+    return `${before} runs out of memory.`;
+  }
+  const compared = speedup && `${number(speedup, 3)}× ${speedup < 1 ? "the speed of" : "faster than"} ${before}`;
+  return compared && (source === "measured" ? `${compared}.` : `About ${compared} (estimated).`);
+}
+
+export function Answer({ found, children }) {
+  const [problem, setProblem] = useState(null);
+  return html`<section class="card answer" id="answer" aria-labelledby="answer-title">
+    ${found.feasible ? plannedAnswer(found, setProblem) : infeasibleAnswer(found, setProblem)}
+    ${problem && problemAlert(problem)}
+    <p class="small links">${children}<${Jobs} fingerprint=${found.fingerprint} /></p>
+  </section>`;
+}
+
+function plannedAnswer(found, setProblem) {
+  const { plan, batch, proof, gain } = answerInWords(found);
+  const address = `/recommendations/${encodeURIComponent(found.id)}`;
+  const copied = [`Train with ${plan} (${batch}).`, proof, gain, location.origin + address].filter(Boolean).join(" ");
+  return html`
+    <h2 id="answer-title">Train with <strong>${plan}</strong> <span class="muted">(${batch})</span></h2>
+    <p class="proven">${proof} ${gain}</p>
+    <div class="page-actions">
+      ${may("jobs:run") && html`<${Button} class="button-primary" aria-haspopup="dialog" act=${() => openTrainDialog(found)} onProblem=${setProblem}>Train<//>`}
+      <a class="button" href="${address}#exports">Export</a>
+      <${CopyButton} text=${copied} style="" />
+    </div>`;
+}
+
+/** Why there is no plan, and changes with which there may be one. */
+function infeasibleAnswer(found, setProblem) {
+  const [cause, ...rest] = sentences(shortened(found.infeasible_reason));
+  const again = async (changes) => location.assign(`/tunings/${encodeURIComponent((await post("/v1/tunings", changedSubmission(found, changes))).id)}`);
+  return html`
+    <h2 id="answer-title">${found.evidence.proof.fits > 0 ? "No plan" : "Nothing fits"}</h2>
+    <p class="proven">${cause}</p>
+    ${may("tunings:write") && html`<div class="page-actions">${changesToTry(found).map((changes) => html`<${Button} class="button-primary" act=${() => again(changes)} onProblem=${setProblem}>Try with ${changesInWords(changes)}<//>`)}</div>`}
+    <p class="text">${rest.join(" ")}</p>
+    ${commandOf(found.request) === null && html`<${OtherGpus} request=${found.request} />`}`;
+}
+
+/** Changes that are expected to fit; where nothing was estimated, activation checkpointing. */
+function changesToTry({ request, what_ifs: estimated }) {
+  const isNew = commandOf(request) === null && !request.what_if && !request.spec.activation_checkpointing;
+  return isNew ? [{ activation_checkpointing: true }] : estimated.filter((each) => each.largest_micro_batch_size > 0).map((each) => each.changes);
+}
+
+/** The submission of a recommendation's request, with fields of its spec changed, which dotted paths name. */
+export function changedSubmission(found, changes) {
+  const made = structuredClone(submissionAgain({ ...found, priority: 0, recommendation: null }));
+  for (const [path, value] of Object.entries(changes)) {
+    const names = path.split(".");
+    names.slice(0, -1).reduce((part, name) => part[name], made.spec)[names.at(-1)] = value;
+  }
+  return made;
+}
+
+export function changesInWords(changes) {
+  return Object.entries(changes).map(([field, value]) => `${field.replaceAll("_", " ")}${value === true ? "" : ` ${value}`}`).join(", ");
+}
+
+/** Links to the jobs with this evidence. */
+function Jobs({ fingerprint }) {
+  const found = useRead(may("jobs:read") ? `/v1/jobs?limit=5&q=${fingerprint}` : null);
+  return found?.items.length > 0 && html`<span>Jobs: ${found.items.map((job, index) => html`${index > 0 && ", "}${linkTo("jobs", job.id)} (${words(job.state).toLowerCase()})`)}</span>`;
+}
+
+export function Proof({ found: { headroom, evidence, plan, gain, choice } }) {
+  return html`
+    ${plan && drawPlan(plan.micro_batch_sizes)}
+    <p class="text">${shortened(evidence.proof.statement)} ${choice}</p>
+    ${evidence.plan_proof && html`<p class="text">${shortened(evidence.plan_proof)}</p>`}
+    ${gain && html`<p class="text">${gain.statement}</p>`}
+    ${headroom && html`<p class="text">${percent(headroom.free_fraction)} of ${bytes(headroom.limit_bytes)} stayed free. ${memoryParts(headroom)}</p>`}`;
+}
+
+/** The allocator's and the process's part of a peak on CUDA; null on the CPU. */
+function memoryParts({ allocated_bytes: allocated, reserved_bytes: reserved, context_bytes: context, peak_bytes: peak }) {
+  return reserved && `Of the ${bytes(peak)} held, the allocator reserves ${bytes(reserved)} (${bytes(allocated)} in tensors); the process takes ${bytes(context)} outside of it.`;
+}
+
+export function warnings(found) {
+  return found.warnings.map(({ code, message }) => alertBox("warn", words(code.replaceAll("-", "_")), shortened(message)));
+}
+
+export function variables(environment, label) {
+  const all = Object.entries(environment).map(([name, value]) => `${name}=${value}`);
+  const block = all.length > 0 && codeBlock(all.join("\n"), { label });
+  return all.length > FEW_VARIABLES ? html`<details><summary>${plural(all.length, "environment variable")}, which exports and jobs set: ${all[0]} …</summary>${block}</details>` : block;
+}
