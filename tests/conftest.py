@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from batchwright.hardware.inventory import cpu
 from batchwright.probing.supervisor import ProbeSupervisor
+from tests.support.factories import mlp_spec
 from tests.support.forked import await_server, forked_starts
 from tests.support.paths import ROOT
 
@@ -151,6 +152,6 @@ def supervisor(forked: None) -> Iterator[ProbeSupervisor]:
     before = Path.cwd()
     os.chdir(ROOT)
     with ProbeSupervisor(cpu()) as running:
-        running.warm_up()
+        running.start(mlp_spec())
         os.chdir(before)
         yield running

@@ -14,12 +14,13 @@ from batchwright.driving.loop import TuningHooks, drive
 from batchwright.errors import DeviceError, EstimateError, HostFailureError, ProbeCancelledError, SpecError
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.session import TuningSession
-from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, Step
+from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, StartProcess, Step
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.dataset.data_spec import TextData
 from batchwright.schemas.recommendation import DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.host_failures import Cause
 from tests.support.factories import CPU, gpt_spec, probe_result, tuning_request
 from tests.support.oracles import OracleRunner
@@ -82,11 +83,11 @@ def test_the_steps_have_one_order() -> None:
     runner, notes, tuning = OracleRunner(run, lambda _: CURVE), Notes(), new_tuning(what_if=True)
     drive(tuning, runner, notes)
     steps = [call for call, before in zip(runner.calls, [None, *runner.calls], strict=False) if call != before]
-    assert steps == ["begin_estimate", "check_coupling", "expect", "run", "expect", "end_search"]
+    assert steps == ["begin_estimate", "start", "check_coupling", "expect", "run", "expect", "end_search"]
     kinds = [type(step) for step in notes.begun]
     probes = len(notes.results)
-    assert kinds[: 2 + probes] == [CheckCoupling, SeedSearch, *[RunProbe] * probes]
-    assert set(kinds[2 + probes :]) == {EstimateWhatIf}
+    assert kinds[: 3 + probes] == [StartProcess, CheckCoupling, SeedSearch, *[RunProbe] * probes]
+    assert set(kinds[3 + probes :]) == {EstimateWhatIf}
     assert [step.request.micro_batch_size for step in notes.begun if isinstance(step, RunProbe)] == [
         result.micro_batch_size for result in notes.results
     ]
@@ -102,8 +103,8 @@ def test_data_in_files_is_read_before_anything_runs() -> None:
     tuning.record(probe_result(1, Outcome.FIT, None))
     runner, notes = OracleRunner(run, lambda _: CURVE), Notes()
     drive(tuning, runner, notes)
-    assert runner.calls[:3] == ["read_data", "check_coupling", "run"]
-    assert isinstance(notes.begun[0], ReadData)
+    assert runner.calls[:4] == ["start", "read_data", "check_coupling", "run"]
+    assert isinstance(notes.begun[1], ReadData)
     assert notes.read == [(1, 2)]
     found = tuning.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=1.0)
     assert found.evidence.data == DataReading(read=1, total=2, seconds=0.0)
@@ -116,10 +117,18 @@ def test_the_steps_have_their_time_in_the_result() -> None:
         time.sleep(0.05)
         return CURVE
 
+    class SlowStart(OracleRunner):
+        """Its process takes time to start."""
+
+        @override
+        def start(self, spec: WorkloadSpec, should_stop: Callable[[], bool] = lambda: False) -> None:
+            time.sleep(0.05)
+
     tuning = new_tuning()
-    drive(tuning, OracleRunner(run, slow))
+    drive(tuning, SlowStart(run, slow))
     times = tuning.recommendation(identifier="rec_1", created_at=datetime.now(UTC), total_seconds=9.0).timings
-    assert times.estimate_seconds >= 0.05
+    assert min(times.start_seconds, times.estimate_seconds) >= 0.05
+    assert times.coupling_check_seconds < 0.05
     assert times.data_seconds == 0.0
 
 
@@ -136,7 +145,7 @@ def test_a_restart_repeats_the_check_of_the_loss_alone() -> None:
     runner, tuning = OracleRunner(run, lambda _: CURVE), new_tuning()
     tuning.record(probe_result(1, Outcome.FIT, None))
     drive(tuning, runner)
-    assert runner.calls[:2] == ["check_coupling", "run"]
+    assert runner.calls[:3] == ["start", "check_coupling", "run"]
     assert not {"begin_estimate", "expect", "check"} & set(runner.calls)
     assert tuning.proof_of_search().fits == 37
 
@@ -149,7 +158,7 @@ def test_a_missing_estimate_has_the_spec_checked() -> None:
 
     runner = OracleRunner(run, fail)
     drive(new_tuning(), runner)
-    assert runner.calls[:5] == ["begin_estimate", "check_coupling", "expect", "check", "run"]
+    assert runner.calls[:6] == ["begin_estimate", "start", "check_coupling", "expect", "check", "run"]
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))

@@ -41,7 +41,7 @@ LONG_SECONDS = 60.0
 def supervisor() -> Iterator[ProbeSupervisor]:
     """A supervisor of the first card."""
     with ProbeSupervisor(find_device("cuda:0")) as running:
-        running.warm_up()
+        running.start(mlp_spec())
         yield running
 
 

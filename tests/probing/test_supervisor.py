@@ -333,7 +333,7 @@ def test_a_server_killed_between_two_probes_costs_none() -> None:
     """A new server is started before the next probe."""
     starts = KilledStarts(0)
     with ProbeSupervisor(cpu(), starts) as running:
-        running.warm_up()
+        running.start(mlp_spec())
         process = running._server.start().process
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -394,7 +394,7 @@ def test_probes_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from tests.probing.test_supervisor import *\n"
-        "supervisor = ProbeSupervisor(cpu()); supervisor.warm_up()\n"
+        "supervisor = ProbeSupervisor(cpu()); supervisor.start(mlp_spec())\n"
         "open(sys.argv[1], 'w').write(f'{supervisor._server.start().process.pid}\\n')\n"
         "supervisor.run(probe(misbehaving('leaves-a-child-and-hangs', sys.argv[1])))\n"
     )
@@ -545,10 +545,12 @@ def test_a_running_comparison_can_be_cancelled(supervisor: ProbeSupervisor) -> N
 
 @pytest.mark.parametrize("starts", [nullcontext, pytest.param(real_starts, marks=pytest.mark.thorough)])
 def test_close_is_idempotent_and_leaves_no_process(starts: Callable[[], AbstractContextManager[None]]) -> None:
-    """Closing twice is fine, and the server is gone."""
+    """Closing twice is fine, and the server is gone. One that nobody waits for continues to start."""
     running = ProbeSupervisor(cpu())
     with starts():
-        running.warm_up()
+        with pytest.raises(ProbeCancelledError):
+            running.start(mlp_spec(), lambda: True)
+        running.start(mlp_spec())
     process = running._server.start().process
     running.close()
     running.close()

@@ -210,6 +210,11 @@ class OracleRunner:
         del request, should_stop
         self.calls.append("check")
 
+    def start(self, spec: WorkloadSpec, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Do nothing."""
+        del spec, should_stop
+        self.calls.append("start")
+
     def read_data(
         self,
         spec: WorkloadSpec,

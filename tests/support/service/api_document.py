@@ -100,7 +100,7 @@ def _fixed(text: str) -> str:
     for number, identifier in enumerate(dict.fromkeys(re.findall(r"(?:tun|job|rec)_[0-9a-f]{32}", text))):
         text = text.replace(identifier, f"{identifier[:4]}{_FIRST_ID + number:032x}")
     text = re.sub(r'(total_seconds\\*": )[\d.]+', r"\g<1>88.0", text)
-    text = re.sub(r'((?:data|coupling_check|estimate|what_if)_seconds\\*": )[\d.e-]+', r"\g<1>1.5", text)
+    text = re.sub(r'((?:start|data|coupling_check|estimate|what_if)_seconds\\*": )[\d.e-]+', r"\g<1>1.5", text)
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", _CREATED, text)
 
 

@@ -44,6 +44,10 @@ class ScriptedRunner:
         self.data_errors: list[Exception] = []
         self.gate = gate or (lambda _size, _stop: None)
 
+    def start(self, spec: WorkloadSpec, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Do nothing."""
+        del spec, should_stop
+
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Find the error that the test put there."""
         del should_stop

@@ -110,8 +110,9 @@ def test_a_server_closed_during_a_task_leaves_no_process(server: ForkServer, pat
 
 
 def test_a_module_that_is_missing_is_named(server: ForkServer, paths: TaskPaths) -> None:
-    """The error is raised by the task that needs the module, not by one that may need it."""
+    """The error is raised by the task that needs the module, not by the import or by one that may need it."""
     server.import_modules(("missing",))
+    server.await_ready(time.monotonic() + 120, _never)
     command = RunTask(task="end", directory=str(paths.directory), modules=("missing",))
     with pytest.raises(ImportFailedError, match="no module named missing"):
         server.run(command, time.monotonic() + 120, _never)

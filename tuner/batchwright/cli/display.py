@@ -207,6 +207,7 @@ def _seconds_of(times: Timings) -> str:
     """The time of a tuning, and of each part that took a tenth of a second: ``24.1 s: 6.2 s in probes, 9.8 s ...``."""
     parts = {
         "in probes": times.probe_seconds,
+        "starting": times.start_seconds,
         "reading data": times.data_seconds,
         "checking the loss": times.coupling_check_seconds,
         "waiting for the estimate": times.estimate_seconds,

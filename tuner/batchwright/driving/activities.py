@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, Step
+from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, StartProcess, Step
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.requests import ProbeRequest
 
@@ -10,6 +10,8 @@ from batchwright.schemas.requests import ProbeRequest
 def activity_of(step: Step) -> str:
     """Describe what a tuning does in a step."""
     match step:
+        case StartProcess():
+            return "importing torch and the libraries of the model"
         case ReadData():
             return "opening the data"
         case CheckCoupling():

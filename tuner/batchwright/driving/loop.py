@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -13,15 +14,17 @@ from batchwright.planning.session import TuningSession
 from batchwright.planning.steps import (
     CheckCoupling,
     EstimateWhatIf,
+    ProcessStarted,
     ReadData,
     RunProbe,
     SearchEstimate,
     SeedSearch,
+    StartProcess,
     Step,
     StepOutcome,
     WhatIfEstimate,
 )
-from batchwright.schemas.requests import ProbeRequest
+from batchwright.schemas.requests import ExpectationRequest, ProbeRequest
 from batchwright.schemas.results import ExpectedPeaks, Outcome, ProbeResult
 
 _UNEXPLAINED = {Outcome.ERROR, Outcome.LOST, Outcome.TIMED_OUT}
@@ -87,7 +90,7 @@ def drive(
     expectation = None if tuning.probes else tuning.expectation_request()
     try:
         if expectation is not None:
-            workloads.begin_estimate(expectation)  # it is made while the data is read and the coupling checked
+            workloads.begin_estimate(expectation)  # it is made during the steps before the search
         while (step := tuning.next_step()) is not None:
             hooks.begins(step)
             began = time.monotonic()
@@ -107,6 +110,9 @@ def drive(
 def _run(step: Step, runner: WorkloadRunner, hooks: TuningHooks, should_stop: Callable[[], bool]) -> StepOutcome:
     """Run a step. A failure of the host that may have caused its end is raised instead of its outcome."""
     match step:
+        case StartProcess(spec):
+            runner.start(spec, should_stop)
+            return ProcessStarted()
         case ReadData(spec):
             return runner.read_data(spec, should_stop, hooks.data_read)
         case CheckCoupling(coupling):
@@ -126,10 +132,16 @@ def _run(step: Step, runner: WorkloadRunner, hooks: TuningHooks, should_stop: Ca
                 hooks.require_host(f"The probe of {result.micro_batch_size} ended with: {result.message}")
             return result
         case EstimateWhatIf(changed):
-            try:
-                return WhatIfEstimate(runner.expect(changed, should_stop))
-            except (EstimateError, ProbeError, StorageError):  # the search has ended: its result is worth more
-                return WhatIfEstimate(None)
+            return WhatIfEstimate(_what_if(changed, runner, should_stop))
+
+
+def _what_if(
+    changed: ExpectationRequest, runner: WorkloadRunner, should_stop: Callable[[], bool]
+) -> ExpectedPeaks | None:
+    """Estimate a changed spec; None if that fails, since the search has ended and its result is worth more."""
+    with suppress(EstimateError, ProbeError, StorageError):
+        return runner.expect(changed, should_stop)
+    return None
 
 
 def _estimate(step: SeedSearch, runner: WorkloadRunner, should_stop: Callable[[], bool]) -> SearchEstimate:

@@ -43,6 +43,14 @@ class ProbeRunner(Protocol):
 class WorkloadRunner(ProbeRunner, Protocol):
     """A runner that also examines a workload without a probe: its data, loss and memory. A command offers none."""
 
+    def start(self, spec: WorkloadSpec, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Start the process that makes the following steps, with the modules that the spec needs.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the probing machinery failed.
+        """
+
     def read_data(
         self,
         spec: WorkloadSpec,

@@ -22,10 +22,12 @@ from batchwright.planning.stages.undivided_batch import UndividedBatch
 from batchwright.planning.steps import (
     CheckCoupling,
     EstimateWhatIf,
+    ProcessStarted,
     ReadData,
     RunProbe,
     SearchEstimate,
     SeedSearch,
+    StartProcess,
     Step,
     StepOutcome,
     TimedStep,
@@ -91,6 +93,7 @@ class TuningSession:
         self._stages = stages or (QUICK_STAGES if request.quick else ALL_STAGES)
         self._undivided: UndividedBatch | None = None
         """The only stage, where the loss couples the samples of a batch."""
+        self._is_started = request.command is not None  # whose probes are processes of its own
         self._is_seeded = False
         self._missing_estimate: str | None = None
         """Reason why the search began without an estimate; None where it did not."""
@@ -125,6 +128,8 @@ class TuningSession:
         The data is read and the coupling checked again after a restart. The check of the request and the estimate are
         not repeated: they come before the first probe.
         """
+        if not self._is_started:
+            return StartProcess(self.request.workload)
         if self.data is None and (spec := self._spec_with_data()) is not None:
             return ReadData(spec)
         if (coupling := self.coupling_request()) is not None:
@@ -144,6 +149,8 @@ class TuningSession:
             TuningFailedError: when the loss couples samples, and no probe could find an exact plan.
         """
         match outcome:
+            case ProcessStarted():
+                self._is_started = True
             case DataReading():
                 self.data = outcome
             case CouplingCheck():

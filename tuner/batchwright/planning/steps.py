@@ -12,11 +12,19 @@ from batchwright.schemas.workload import WorkloadSpec
 
 
 @dataclass(frozen=True)
+class StartProcess:
+    """Start the process that makes the other steps, with what a spec imports. Its outcome is a ``ProcessStarted``."""
+
+    timing: ClassVar[str] = "start"
+    """Name of its time in ``batchwright.schemas.recommendation.Timings``, as in the steps below."""
+    spec: WorkloadSpec
+
+
+@dataclass(frozen=True)
 class ReadData:
     """Read the data that a spec names in files. Its outcome is a ``DataReading``."""
 
     timing: ClassVar[str] = "data"
-    """Name of its time in ``batchwright.schemas.recommendation.Timings``, as in the steps below."""
     spec: WorkloadSpec
 
 
@@ -53,8 +61,13 @@ class EstimateWhatIf:
     request: ExpectationRequest
 
 
-TimedStep = ReadData | CheckCoupling | SeedSearch | EstimateWhatIf
+TimedStep = StartProcess | ReadData | CheckCoupling | SeedSearch | EstimateWhatIf
 Step = TimedStep | RunProbe
+
+
+@dataclass(frozen=True)
+class ProcessStarted:
+    """The process has started."""
 
 
 @dataclass(frozen=True)
@@ -77,4 +90,4 @@ class WhatIfEstimate:
     peaks: ExpectedPeaks | None
 
 
-StepOutcome = DataReading | CouplingCheck | SearchEstimate | ProbeResult | WhatIfEstimate
+StepOutcome = ProcessStarted | DataReading | CouplingCheck | SearchEstimate | ProbeResult | WhatIfEstimate

@@ -94,6 +94,20 @@ class ProbeSupervisor:
         """Return the environment variables that probes run with, and that the job must run with."""
         return self.device.traits.environment_from(os.environ)
 
+    def start(self, spec: WorkloadSpec, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Start the fork server, and wait until it has imported torch and what the spec needs.
+
+        Raises:
+            ProbeCancelledError: when ``should_stop`` returned true.
+            ProbeError: when the fork server did not start.
+        """
+        with self._lock, suppress(ServerLostError):  # the first task starts a new one
+            self._server.import_modules(self._late_imports(spec))
+            try:
+                self._await_server(should_stop)
+            except StoppedError:
+                raise ProbeCancelledError("the tuning was stopped") from None
+
     def check(self, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Build the workload without allocating its tensors.
 
@@ -172,7 +186,6 @@ class ProbeSupervisor:
         with self._lock:
             if request.compute_capability is None:
                 return self._expect_on_fork_server(request, should_stop)
-            self._server.import_modules(self._late_imports(request.spec))
         estimate, self._estimate = self._estimate or BackgroundEstimate(request), None
         if not estimate.wait(self._estimate_wait_seconds, should_stop):
             raise self._timed_out(estimate)
@@ -279,7 +292,7 @@ class ProbeSupervisor:
             return EndedTask(exit_, timed_out, requested_at, time.monotonic(), output, result, phases, progress)
 
     def _await_server(self, should_stop: Callable[[], bool]) -> None:
-        """Wait until the fork server has imported torch.
+        """Wait until the fork server has imported torch, and the modules that were asked for.
 
         Raises:
             StoppedError: when ``should_stop`` returned true; the server continues to import.
@@ -296,11 +309,6 @@ class ProbeSupervisor:
             if error.was_killed:
                 raise
             raise ProbeError(f"the fork server did not start:\n{error.output}") from None
-
-    def warm_up(self) -> None:
-        """Start the fork server now, so that the first probe does not wait for torch to be imported."""
-        with self._lock, suppress(ServerLostError):  # the first probe starts a new one
-            self._await_server(lambda: False)
 
     def close(self) -> None:
         """End every process. Idempotent."""

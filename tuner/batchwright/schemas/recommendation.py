@@ -254,10 +254,13 @@ class Timings(Document):
     """Time from start to recommendation."""
     probe_seconds: NonNegativeFloat
     """Time spent in probes, from the start of each in its process to its end."""
+    start_seconds: NonNegativeFloat = 0.0
+    """Time in which the process that makes the steps below started: it imports torch and the model's libraries. That of
+    a command is a part of its probes."""
     data_seconds: NonNegativeFloat = 0.0
-    """Time in which the data was read, with the start of the process that reads it and runs the probes."""
+    """Time in which the data was read."""
     coupling_check_seconds: NonNegativeFloat = 0.0
-    """Time of the check for coupled samples, with the start of its process where that is the first."""
+    """Time of the check for coupled samples."""
     estimate_seconds: NonNegativeFloat = 0.0
     """Time in which the search waited for its estimate. Most of the estimate is made during the steps before."""
     what_if_seconds: NonNegativeFloat = 0.0

@@ -60,7 +60,8 @@ class ForkServer:
     def __init__(self, start_child: Callable[[], ChildProcess]) -> None:
         self._start_child = start_child
         self._child: ChildProcess | None = None
-        self._is_ready = False
+        self._awaited = 0
+        """Reports of imports that are still to come: one after the start, and one for each request for modules."""
 
     def start(self) -> ChildProcess:
         """Start the server unless it runs, without waiting for it.
@@ -70,15 +71,18 @@ class ForkServer:
         """
         if self._child is None or self._child.process.poll() is not None:
             self.close()
-            self._child = self._start_child()
+            self._child, self._awaited = self._start_child(), 1
         return self._child
 
     def import_modules(self, modules: tuple[str, ...]) -> None:
         """Import modules that later tasks need, without waiting. A task that needs one reports its failure."""
         self.start().channel.send(modules=modules)
+        self._awaited += 1
 
     def await_ready(self, deadline: float, should_stop: Callable[[], bool]) -> None:
-        """Wait until the server has imported its modules. A server that misses the deadline continues to import.
+        """Wait until the server has imported its modules, with those asked for.
+
+        A server that misses the deadline continues to import.
 
         Args:
             deadline: on the monotonic clock.
@@ -90,10 +94,10 @@ class ForkServer:
             ServerLostError: when the server ended.
         """
         child = self.start()
-        while not self._is_ready:
+        while self._awaited:
             _check(deadline, should_stop)
             try:
-                self._is_ready = child.channel.receive(_POLL_SECONDS) is not None
+                self._awaited -= child.channel.receive(_POLL_SECONDS) is not None
             except EOFError:
                 raise self._lost_error(child) from None
 
@@ -139,7 +143,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, its task, and all processes they have started. Idempotent."""
-        child, self._child, self._is_ready = self._child, None, False
+        child, self._child, self._awaited = self._child, None, 0
         if child is not None:
             child.close()
 

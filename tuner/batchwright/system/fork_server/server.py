@@ -49,8 +49,8 @@ class Application:
 def serve(channel: Channel, application: Application) -> NoReturn:
     """Prepare, report that, and run tasks until the parent closes the channel or ``idle_seconds`` pass without one.
 
-    A message names modules to import, whose errors are those of the task that needs them; or it is a task, with the
-    channel of its subreaper.
+    A message names modules to import, after which the server reports again; their errors are those of the task that
+    needs them. Or it is a task, with the channel of its subreaper.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # A parent that ignores SIGCHLD passes that on, and the kernel would then discard the exit codes of tasks.
@@ -71,6 +71,7 @@ def serve(channel: Channel, application: Application) -> NoReturn:
             elif message is not None:
                 with suppress(Exception):
                     application.import_modules(tuple(message["modules"]))
+                channel.send(ready=True)
     os._exit(0)  # without the clean-up of thousands of modules
 
 
