@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     database_url: str | None = None
     """SQLAlchemy URL; the embedded SQLite file `batchwright.db` in the data folder when absent."""
     host: str = "127.0.0.1"
-    """Address to listen on. Addresses beyond loopback need an API key first (`batchwright keys create`)."""
+    """Address to listen on. Addresses beyond loopback need an API key first (`batchwright admin keys create`)."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """Port to listen on; 0 selects a free one."""
     admin_key_file: Path | None = None

@@ -75,7 +75,7 @@ def test_wrong_input_is_an_error_in_json(tmp_path: Path, arguments: tuple[str, .
 @pytest.mark.parametrize(
     ("raised", "code", "kind"),
     [
-        (KeyboardInterrupt(), 130, "EndedBySignal"),
+        (KeyboardInterrupt(), 130, "EndedBySignalError"),
         (ModuleNotFoundError("no torch", name="torch"), 2, "SpecError"),
         (RuntimeError("a bug"), 1, "RuntimeError"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "OSError"),

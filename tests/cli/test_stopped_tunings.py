@@ -200,4 +200,4 @@ def test_an_interrupt_of_a_tuning_that_has_no_probes_is_an_exit_code(
     done = called("tune", spec, "--effective-batch-size", "8", "--device", "cpu", "--json")
     assert done.returncode == status
     word = "Interrupted" if number is signal.SIGINT else "Terminated"
-    assert json.loads(done.stdout) == {"error": "EndedBySignal", "message": word}
+    assert json.loads(done.stdout) == {"error": "EndedBySignalError", "message": word}

@@ -44,8 +44,8 @@ SESSION_COOKIE = "batchwright_session"
 _SCHEME = _DocumentedBearer(
     scheme_name="apiKey",
     bearerFormat="bw_<id>_<secret>",
-    description="An API key, created by `batchwright keys create`. Each operation names the scope it requires; `admin` "
-    "includes all. A service that listens on loopback needs no key until the first one is created.",
+    description="An API key, created by `batchwright admin keys create`. Each operation names the scope it requires; "
+    "`admin` includes all. A service that listens on loopback needs no key until the first one is created.",
     auto_error=False,
 )
 

@@ -36,8 +36,8 @@ class KeyCases:
         """
         if caller is not None and caller.key_id is None:
             raise FirstKeyError(
-                "create the first API key on the machine of the service, with `batchwright keys create NAME --scope "
-                "admin`; from then on every caller needs a key"
+                "create the first API key on the machine of the service, with `batchwright admin keys create NAME "
+                "--scope admin`; from then on every caller needs a key"
             )
         days = submission.expires_in_days
         new, text = make_key(submission.name, submission.scopes, None if days is None else days * _SECONDS_PER_DAY)
@@ -82,7 +82,8 @@ class KeyCases:
             raise NotFoundError(f"there is no API key {key_id!r}")
         if caller is not None and caller.key_id == key_id:
             raise OwnKeyError(
-                f"{key_id} is the key of this request: revoke it with another key, or with `batchwright keys revoke`"
+                f"{key_id} is the key of this request: revoke it with another key, or with "
+                "`batchwright admin keys revoke`"
             )
         ended = self._keys.revoke(key_id, caller or COMMAND_LINE)
         _log.info("key %s was revoked %s", key_id, _by(caller))

@@ -1,4 +1,4 @@
-"""The commands on the service's database: ``batchwright keys`` and ``batchwright prune``.
+"""The commands on the service's database: ``batchwright admin keys`` and ``batchwright admin prune``.
 
 The command line imports this module also where the service's packages are not installed, so they are imported within
 the functions that use them.
@@ -54,7 +54,7 @@ def create(
 ) -> None:
     """Create a key and print it, which is the only time it is shown. From the first key on, every caller needs one.
 
-    Example: batchwright keys create scheduler --scope tunings:read --scope tunings:write --expires-in-days 90
+    Example: batchwright admin keys create scheduler --scope tunings:read --scope tunings:write --expires-in-days 90
     """
     submission = _submission(name, scope, expires_in_days)
     with _keys_in(database_url) as cases:
@@ -63,7 +63,7 @@ def create(
     if not has_admin:
         sys.stderr.write(
             "Note: no key has the scope `admin`, so that only this command can create keys; to create keys over HTTP, "
-            "create one with: batchwright keys create admin --scope admin\n"
+            "create one with: batchwright admin keys create admin --scope admin\n"
         )
     print_created(created, created.key, f"{_key_text(created)}. Store it", json=json)
 
@@ -117,7 +117,7 @@ def prune(
     Works directly on the service's database, also while the service runs. Recommendations stay unless
     --recommendations is given, but a deleted tuning serves no later submission.
 
-    Example: batchwright prune --older-than 30d --dry-run
+    Example: batchwright admin prune --older-than 30d --dry-run
     """
     with opened(database_url) as (store, settings):
         from batchwright_service.application import retention  # noqa: PLC0415 - see the module's docstring

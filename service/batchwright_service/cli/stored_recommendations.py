@@ -1,4 +1,4 @@
-"""The command on stored recommendations: ``batchwright recommendations``, directly on the service's database.
+"""The command on stored recommendations: ``batchwright admin recommendations``, directly on the service's database.
 
 The command line imports this module also where the service's packages are not installed, so they are imported within
 the functions that use them.
@@ -55,7 +55,7 @@ def list_recommendations(
 
     Workers report the software and the hardware of their devices; without a live worker nothing is marked.
 
-    Example: batchwright recommendations list --stale
+    Example: batchwright admin recommendations list --stale
     """
     with _cases(database_url) as cases:
         found = list(itertools.islice(_rows(cases, stale), limit))
@@ -70,7 +70,7 @@ def confirm(recommendation_id: _Id, *, database_url: DatabaseUrl = None, json: J
     BATCHWRIGHT_PYTHON_TARGETS, BATCHWRIGHT_DATA_ROOTS, BATCHWRIGHT_COMMANDS and BATCHWRIGHT_LEASE_SECONDS here too. The
     quotas of API keys do not count.
 
-    Example: batchwright recommendations confirm rec_0192f3a1b2c3700089abcdef01234567
+    Example: batchwright admin recommendations confirm rec_0192f3a1b2c3700089abcdef01234567
     """
     with _cases(database_url) as cases:
         response = cases.confirm(recommendation_id, KEYLESS)

@@ -1,4 +1,4 @@
-"""The command on webhooks: ``batchwright webhooks``, directly on the service's database.
+"""The command on webhooks: ``batchwright admin webhooks``, directly on the service's database.
 
 The command line imports this module also where the service's packages are not installed, so they are imported within
 the functions that use them.
@@ -65,7 +65,7 @@ def add(  # noqa: PLR0913 - options of a command
 ) -> None:
     """Register a webhook and print its secret, which is the only time it is shown.
 
-    Example: batchwright webhooks add https://hooks.example.org/tunings --event job.failed
+    Example: batchwright admin webhooks add https://hooks.example.org/tunings --event job.failed
     """
     try:
         submission = WebhookSubmission(url=url, name=name, events=tuple(dict.fromkeys(event or [])), project=project)
@@ -104,7 +104,7 @@ def deliveries(
 ) -> None:
     """List the messages to a webhook, with the error of their last attempt.
 
-    Example: batchwright webhooks deliveries whk_0192f3a1b2c3700089abcdef01234567 --state dead
+    Example: batchwright admin webhooks deliveries whk_0192f3a1b2c3700089abcdef01234567 --state dead
     """
     with _cases(database_url) as cases:
         found = list(itertools.islice(_deliveries(cases, webhook_id, state), limit))

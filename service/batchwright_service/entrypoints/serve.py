@@ -79,8 +79,8 @@ def require_keys_beyond_loopback(settings: Settings, keys: KeyStore) -> None:
     if not settings.listens_on_loopback and not keys.exist():
         raise ConfigurationError(
             f"refusing to listen on {settings.host}: there is no API key yet. Create one with "
-            "`batchwright keys create` on the same database, or name a file with one in BATCHWRIGHT_ADMIN_KEY_FILE, or "
-            "listen on 127.0.0.1"
+            "`batchwright admin keys create` on the same database, or name a file with one in "
+            "BATCHWRIGHT_ADMIN_KEY_FILE, or listen on 127.0.0.1"
         )
 
 

@@ -101,7 +101,7 @@ class KeyStore:
             else:
                 row = connection.execute(select(api_keys).where(_key.id == key_id)).mappings().first()
         if row is None:
-            raise NotFoundError(f"there is no API key {key_id!r}; `batchwright keys list` lists all keys")
+            raise NotFoundError(f"there is no API key {key_id!r}; `batchwright admin keys list` lists all keys")
         return _api_key(row)
 
     def touch(self, key_id: str, at_most_every_seconds: float) -> None:

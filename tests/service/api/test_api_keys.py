@@ -38,7 +38,7 @@ def test_the_first_key_is_not_created_over_http(shared_service: Running) -> None
     """Anyone on this machine could create and keep it: the response names the command, and creates no key."""
     response = shared_service.http.post("/v1/keys", json=SUBMISSION)
     assert (response.status_code, response.json()["code"]) == (403, "first-key")
-    assert "batchwright keys create" in response.json()["detail"]
+    assert "batchwright admin keys create" in response.json()["detail"]
     assert shared_service.http.get("/v1/keys").json() == {"items": []}
 
 
@@ -63,7 +63,7 @@ def test_a_key_is_created_used_listed_and_revoked(admin: Client, guarded: Runnin
 def test_a_key_cannot_revoke_itself(admin: Client) -> None:
     """409 with the remedy; the key stays valid."""
     own = admin.keys.list()[0].id
-    with pytest.raises(ConflictError, match=r"own-key.*batchwright keys revoke"):
+    with pytest.raises(ConflictError, match=r"own-key.*batchwright admin keys revoke"):
         admin.keys.revoke(own)
     assert admin.keys.list()[0].revoked_at is None
 

@@ -267,7 +267,7 @@ def test_a_wrong_key_is_refused_where_none_is_needed(service: Running) -> None:
 def test_the_service_listens_on_other_addresses_once_a_key_exists(tmp_path: Path) -> None:
     """Refused at first, naming the command; then served, and closed to callers without a key on every address."""
     settings = Settings(data_dir=tmp_path, host="0.0.0.0", devices="cpu")  # noqa: S104 - not listened on
-    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key.*batchwright keys create"):
+    with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0.*no API key.*batchwright admin keys create"):
         check_and_build(settings)
     local = check_and_build(Settings(data_dir=tmp_path, devices="cpu"))
     assert local.context.authenticators.api_keys.authenticate(None, local=True) == KEYLESS

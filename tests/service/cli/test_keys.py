@@ -1,4 +1,4 @@
-"""`batchwright keys`, as an operator meets it."""
+"""`batchwright admin keys`, as an operator meets it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARGUMENTS_WRONG = 2
 
 def keys(database_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command's answer."""
-    return called("keys", *arguments, "--database-url", database_url)
+    return called("admin", "keys", *arguments, "--database-url", database_url)
 
 
 def used_for(client: Client, seconds: float) -> None:
@@ -87,7 +87,7 @@ def test_a_first_key_that_can_make_no_others_says_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     first = keys(url, "create", "ci", "--scope", "tunings:read")
     assert first.returncode == 0
-    assert "batchwright keys create admin --scope admin" in first.stderr
+    assert "batchwright admin keys create admin --scope admin" in first.stderr
     admin = keys(url, "create", "admin", "--scope", "admin")
     later = keys(url, "create", "more", "--scope", "tunings:read")
     assert "Note" not in admin.stderr + later.stderr

@@ -1,4 +1,4 @@
-"""`batchwright prune`, as an operator meets it."""
+"""`batchwright admin prune`, as an operator meets it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Kept:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The command's answer, on the data folder of the settings."""
-        return called("prune", *arguments, BATCHWRIGHT_DATA_DIR=str(self.data_dir))
+        return called("admin", "prune", *arguments, BATCHWRIGHT_DATA_DIR=str(self.data_dir))
 
 
 @pytest.fixture

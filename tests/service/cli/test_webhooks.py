@@ -1,4 +1,4 @@
-"""`batchwright webhooks`, as an operator meets it."""
+"""`batchwright admin webhooks`, as an operator meets it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def database_url(tmp_path: Path) -> str:
 def webhooks(database_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command's answer; the operator allows one host."""
     url = ("--database-url", database_url)
-    return called("webhooks", *arguments, *url, columns=WIDE, BATCHWRIGHT_WEBHOOK_HOSTS="hooks.example.org")
+    return called("admin", "webhooks", *arguments, *url, columns=WIDE, BATCHWRIGHT_WEBHOOK_HOSTS="hooks.example.org")
 
 
 def test_a_webhook_is_added_listed_and_removed(database_url: str) -> None:

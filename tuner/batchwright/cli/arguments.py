@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from batchwright.cli.options import TrainingOptions, TuningOptions
+from batchwright.cli.options import NameOptions, TrainingOptions, TuningOptions
 from batchwright.errors import EstimateError, FieldProblem, SpecError, StorageError
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.gpu_table import GPUS
@@ -73,13 +73,17 @@ def baseline(text: str | None) -> dict[str, object] | None:
     return {"micro_batch_size": int(found[1]), "accumulation_steps": int(found[2]) if found[2] else None}
 
 
-def named(tuning: TuningOptions) -> Named:
-    """The names of a tuning; each label is a text ``key=value``."""
-    pairs = [text.partition("=") for text in tuning.label or ()]
+def named(given: NameOptions) -> Named:
+    """The names of a tuning or job; each label is a text ``key=value``."""
+    return _checked(Named, {"name": given.name, "project": given.project, "labels": labels_of(given.label)})
+
+
+def labels_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """The labels of texts ``key=value``."""
+    pairs = [text.partition("=") for text in texts or ()]
     if without := [key for key, sign, _ in pairs if not sign]:
         raise wrong_argument("--label", "must be a key and a value, for example `team=vision`", without[0])
-    labels = {key: value for key, _, value in pairs}
-    return _checked(Named, {"name": tuning.name, "project": tuning.project, "labels": labels})
+    return {key: value for key, _, value in pairs}
 
 
 def training_request(training: TrainingOptions) -> TrainingRequest:

@@ -48,17 +48,22 @@ _CODES: tuple[tuple[type[errors.BatchwrightError], ExitCode], ...] = (
 """The code of each class and of the classes below it; the first that matches counts. A test has every class."""
 
 
-class EndedBySignal(errors.BatchwrightError):
-    """Ctrl-C or SIGTERM ended a command, which has this exit code."""
+class CommandError(errors.BatchwrightError):
+    """The end of a command with an exit code of its own. ``details`` are further fields of its JSON."""
 
-    def __init__(self, message: str, code: ExitCode) -> None:
+    def __init__(self, message: str, code: ExitCode, **details: object) -> None:
         self.code = code
+        self.details = details
         super().__init__(message)
+
+
+class EndedBySignalError(CommandError):
+    """Ctrl-C or SIGTERM ended a command."""
 
 
 def exit_code(error: errors.BatchwrightError) -> ExitCode:
     """The exit code of an error."""
-    if isinstance(error, EndedBySignal):
+    if isinstance(error, CommandError):
         return error.code
     if isinstance(error, errors.ExportError) and error.reason == "infeasible":
         return ExitCode.INFEASIBLE
@@ -74,6 +79,8 @@ def as_json(error: BaseException) -> str:
         document["notes"] = notes
     if isinstance(error, errors.TuningFailedError | errors.ExportError):
         document["reason"] = error.reason
+    if isinstance(error, CommandError):
+        document |= error.details
     if problems:
         document["problems"] = [
             {"field": problem.field, "message": problem.message, "value": problem.value} for problem in problems

@@ -30,9 +30,10 @@ _PARAMETERS = {
     "The command after --": {each.name for each in fields(CommandOptions)},
     "Training": {each.name for each in fields(TrainingOptions)} - {"allow_batch_coupling"},
     "Names": {"name", "project", "label"},
+    "Service": {"fresh", "priority", "watch", "url"},
     "Output": {"output", "output_dir", "json"},
 }
-"""The parameters of ``tune`` and ``run`` by their group in the help."""
+"""The parameters of commands with many of them by their group in the help."""
 _OTHERS = "Other options"
 
 

@@ -18,7 +18,7 @@ from batchwright.cli.commands.run import run
 from batchwright.cli.commands.train import train
 from batchwright.cli.commands.tune import tune
 from batchwright.cli.commands.verify import verify
-from batchwright.cli.errors import EndedBySignal, ExitCode, exit_code
+from batchwright.cli.errors import EndedBySignalError, ExitCode, exit_code
 from batchwright.cli.help import GroupedTakesCommand, GroupHelp
 from batchwright.cli.output import report
 from batchwright.cli.trailing_command import own_arguments
@@ -68,7 +68,7 @@ class _Commands(GroupHelp):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise EndedBySignal("Interrupted", ExitCode.INTERRUPTED) from None
+            raise EndedBySignalError("Interrupted", ExitCode.INTERRUPTED) from None
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own click, or click itself
         """Return the command of a name; None for an unknown name."""

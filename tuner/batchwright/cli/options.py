@@ -107,23 +107,51 @@ EstimateTimeout = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningOptions:
-    """The options of what is tuned, of ``tune`` and ``run``."""
+class NameOptions:
+    """The names of a tuning or job."""
 
-    effective_batch_size: EffectiveBatchSize
     name: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Name of the tuning, kept in the recommendation and shown in lists."),
+        typer.Option(metavar="TEXT", help="Name of the tuning or job, kept with its result and shown in lists."),
     ] = None
-    project: Annotated[str | None, typer.Option(metavar="TEXT", help="Project that the tuning belongs to.")] = None
+    project: Annotated[str | None, typer.Option(metavar="TEXT", help="Project that it belongs to.")] = None
     label: Annotated[
         list[str] | None,
         typer.Option(
             "--label",
             metavar="KEY=VALUE",
-            help="Label of the tuning, with the bounds of Kubernetes labels. Repeatable.",
+            help="Label, with the bounds of Kubernetes labels. May be repeated.",
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """The options of a tuning that this process runs: when it stops, and from where it goes on."""
+
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="Time limit of the whole tuning, such as `45s`, `90m` or `12h`. It ends then with the plan that is "
+            "proven, if any, as after Ctrl-C.",
+        ),
+    ] = None
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Go on with a tuning of the same request that was stopped, from this file that it left.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions(NameOptions):
+    """The options of what is tuned, of ``tune``, ``run`` and ``tunings submit``."""
+
+    effective_batch_size: EffectiveBatchSize
     objective: Annotated[
         requests.Objective,
         typer.Option(
@@ -180,22 +208,6 @@ class TuningOptions:
             "--warm-start-from` completes it later.",
         ),
     ] = False
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            parser=duration,
-            metavar="TIME",
-            help="Time limit of the whole tuning, such as `45s`, `90m` or `12h`. It ends then with the plan that is "
-            "proven, if any, as after Ctrl-C.",
-        ),
-    ] = None
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Go on with a tuning of the same request that was stopped, from this file that it left.",
-        ),
-    ] = None
     probe_timeout: Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")] = 300.0
     allow_batch_coupling: AllowBatchCoupling = False
     uniform_only: Annotated[
@@ -210,7 +222,7 @@ class TuningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of a training run, of ``train`` and ``run``."""
+    """The options of a training run, of ``train``, ``run`` and ``jobs submit``."""
 
     updates: Annotated[int, typer.Option(min=1, help="Optimizer updates to make.")] = 100
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Updates between checkpoints.")] = 50

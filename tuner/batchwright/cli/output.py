@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from batchwright.cli.arguments import unwritable, wrong_argument
-from batchwright.cli.errors import EndedBySignal, ExitCode, as_json
+from batchwright.cli.errors import EndedBySignalError, ExitCode, as_json
 from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright.system.files import write_atomically
 
@@ -50,6 +50,6 @@ def report(error: BaseException, *, as_document: bool, beside_result: bool = Fal
         return
     from rich.markup import escape  # noqa: PLC0415 - only on the way out
 
-    kind = "" if isinstance(error, EndedBySignal) else "[red]error[/]: "
+    kind = "" if isinstance(error, EndedBySignalError) else "[red]error[/]: "
     text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     Console(stderr=True, highlight=False, soft_wrap=True).print(kind + escape(text))

@@ -6,14 +6,14 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-from batchwright.cli.errors import EndedBySignal, ExitCode
+from batchwright.cli.errors import EndedBySignalError, ExitCode
 
 
 class SigtermAsInterrupt:
     """Raise ``KeyboardInterrupt`` at the first SIGTERM within the block, and ignore further ones.
 
     Schedulers send several: none of the later ones may cut a checkpoint short, so they stay ignored after the block. A
-    block that Ctrl-C or the signal interrupts ends in ``EndedBySignal``.
+    block that Ctrl-C or the signal interrupts ends in ``EndedBySignalError``.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class SigtermAsInterrupt:
         if not self._received:
             signal.signal(signal.SIGTERM, self._before)
         if isinstance(error, KeyboardInterrupt):
-            raise EndedBySignal("Terminated" if self._received else "Interrupted", self.exit_code) from None
+            raise EndedBySignalError("Terminated" if self._received else "Interrupted", self.exit_code) from None
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -17,6 +17,7 @@ from batchwright.client.sync import Blocking
 from batchwright.client.transport import AsyncTransport, BlockingTransport, Transport
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+URL_VARIABLE = "BATCHWRIGHT_URL"
 API_KEY_VARIABLE = "BATCHWRIGHT_API_KEY"
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
@@ -30,7 +31,8 @@ class AsyncClient(AsyncCalls):
     """A client of one service, on asyncio. Close it, or use it as a context manager.
 
     Args:
-        base_url: where the service listens.
+        base_url: where the service listens; the environment variable BATCHWRIGHT_URL when left out, else
+            http://127.0.0.1:8000.
         api_key: the caller's API key; the environment variable BATCHWRIGHT_API_KEY when left out.
         timeout_seconds: how long the service may be silent before and within a response, not counting the time of a
             long poll; a connection has 10 s at most.
@@ -44,7 +46,7 @@ class AsyncClient(AsyncCalls):
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | None = None,
         *,
         api_key: str | None = None,
         timeout_seconds: float = 30.0,
@@ -85,7 +87,7 @@ class Client(Blocking[AsyncCalls]):
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | None = None,
         *,
         api_key: str | None = None,
         timeout_seconds: float = 30.0,
@@ -144,8 +146,9 @@ def _core(transport: Transport, timeout_seconds: float, retry_seconds: float) ->
     return Core(transport, retry_seconds, timeout_seconds)
 
 
-def _address(base_url: str) -> httpx.URL:
-    """Parse the address of the service."""
+def _address(base_url: str | None) -> httpx.URL:
+    """Parse the address of the service, or that of the environment."""
+    base_url = (os.environ.get(URL_VARIABLE) or DEFAULT_URL) if base_url is None else base_url
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:

@@ -9,7 +9,7 @@ PREFIX = "BATCHWRIGHT_"
 OTHER_VARIABLES = frozenset(
     {
         "BATCHWRIGHT_API_KEY",  # the SDK's
-        "BATCHWRIGHT_URL",  # of the examples
+        "BATCHWRIGHT_URL",  # the SDK's
         "BATCHWRIGHT_HOSTS",  # from Ray to a job over several hosts
         "BATCHWRIGHT_RENDEZVOUS",  # between the ranks of a run
         "BATCHWRIGHT_RUN_DATA_ROOTS",  # of a run that a worker starts

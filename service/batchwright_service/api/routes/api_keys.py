@@ -43,8 +43,9 @@ def create_key(
 ) -> CreatedKey:
     """Create an API key. The response holds its text in `key`, which is not stored and not shown again.
 
-    The first key of a service is created by `batchwright keys create` instead. This route takes no `Idempotency-Key`,
-    because a response that holds a key is not stored. When a response was lost, revoke the newest key of that name.
+    The first key of a service is created by `batchwright admin keys create` instead. This route takes no
+    `Idempotency-Key`, because a response that holds a key is not stored. When a response was lost, revoke the newest
+    key of that name.
     """
     response.headers["Cache-Control"] = "no-store"
     return context.keys.create(submission, caller)

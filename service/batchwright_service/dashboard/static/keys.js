@@ -46,7 +46,7 @@ function KeysPage() {
     ${keys.length > 0 ? html`<${Table} caption="API keys" columns=${columns} rows=${sorted} />` : data && emptyState({
       title: "No keys yet: every caller on this machine has full access",
       text: "After the first key is created, every caller needs one. Create it on the service's host with the scope admin, then sign in here with it to create others:",
-      action: codeBlock("batchwright keys create operator --scope admin", { label: "The first key" }),
+      action: codeBlock("batchwright admin keys create operator --scope admin", { label: "The first key" }),
     })}`;
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,27 +34,35 @@ def _help_of(name: str) -> str:
     return " ".join((ExportOptions.model_fields[name].description or "").split())
 
 
-def export(  # noqa: PLR0913 - a command's options are its arguments
-    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
-    *,
+@dataclass(frozen=True, kw_only=True)
+class FormatOptions:
+    """The options of an export."""
+
     format_: Annotated[
         str, typer.Option("--format", "-f", metavar="NAME", help="Export format; `batchwright formats` lists all.")
-    ],
+    ]
     target_version: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Version of the format; default: the newest.")
-    ] = None,
-    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=_help_of("allow_inexact"))] = False,
-    script: Annotated[str, typer.Option(help=_help_of("script"))] = _DEFAULTS.script,
-    arguments_of: Annotated[str | None, typer.Option(metavar="NAME", help=_help_of("arguments_of"))] = None,
-    job_name: Annotated[str, typer.Option(help=_help_of("job_name"))] = _DEFAULTS.job_name,
-    processes_per_node: Annotated[int | None, typer.Option(help=_help_of("processes_per_node"))] = None,
-    image: Annotated[str, typer.Option(help=_help_of("image"))] = _DEFAULTS.image,
-    updates: Annotated[int | None, typer.Option(help=_help_of("updates"))] = None,
-    queue: Annotated[str | None, typer.Option(help=_help_of("queue"))] = None,
+    ] = None
+    allow_inexact: Annotated[bool, typer.Option("--allow-inexact", help=_help_of("allow_inexact"))] = False
+    script: Annotated[str, typer.Option(help=_help_of("script"))] = _DEFAULTS.script
+    arguments_of: Annotated[str | None, typer.Option(metavar="NAME", help=_help_of("arguments_of"))] = None
+    job_name: Annotated[str, typer.Option(help=_help_of("job_name"))] = _DEFAULTS.job_name
+    processes_per_node: Annotated[int | None, typer.Option(help=_help_of("processes_per_node"))] = None
+    image: Annotated[str, typer.Option(help=_help_of("image"))] = _DEFAULTS.image
+    updates: Annotated[int | None, typer.Option(help=_help_of("updates"))] = None
+    queue: Annotated[str | None, typer.Option(help=_help_of("queue"))] = None
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="Write the files into this folder, not to the terminal.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False
+
+
+@options.with_groups
+def export(
+    recommendation: Annotated[Path, typer.Argument(metavar="REC", help="The recommendation of `tune`, as JSON.")],
+    *,
+    given: FormatOptions,
     json: options.Json = False,
 ) -> None:
     """Export a recommendation to files of a framework or launcher.
@@ -61,25 +71,24 @@ def export(  # noqa: PLR0913 - a command's options are its arguments
 
     Example: batchwright export recommendation.json --format slurm --queue gpu --script pretrain.py > job.sbatch
     """
-    if output_dir is not None:
-        check_folder(output_dir, "--output-dir")
-    found = load_document(Recommendation, recommendation, "recommendation")
-    export_options = _options(
-        allow_inexact=allow_inexact,
-        script=script,
-        arguments_of=arguments_of,
-        job_name=job_name,
-        processes_per_node=processes_per_node,
-        image=image,
-        updates=updates,
-        queue=queue,
-    )
-    made = make_export(found, format_, version=target_version, options=export_options)
-    written = () if output_dir is None else _write(made.files, output_dir, force=force)
-    if json:
+
+    def make(of: ExportOptions) -> Export:
+        found = load_document(Recommendation, recommendation, "recommendation")
+        return make_export(found, given.format_, version=given.target_version, options=of)
+
+    print_export(given, make, as_document=json)
+
+
+def print_export(given: FormatOptions, make: Callable[[ExportOptions], Export], *, as_document: bool) -> None:
+    """Make an export from the options, and print or write it."""
+    if given.output_dir is not None:
+        check_folder(given.output_dir, "--output-dir")
+    made = make(_options(**{name: value for name, value in vars(given).items() if name in ExportOptions.model_fields}))
+    written = () if given.output_dir is None else _write(made.files, given.output_dir, force=given.force)
+    if as_document:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")
         return
-    if output_dir is None:
+    if given.output_dir is None:
         sys.stdout.write(made.files[0].content)
     Console(stderr=True, highlight=False, markup=False).print(export_summary(made, written))
 

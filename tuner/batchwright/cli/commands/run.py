@@ -28,6 +28,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.OptionalSpecFile = None,
     *,
     tuning: options.TuningOptions,
+    stops: options.StopOptions,
     training: options.TrainingOptions,
     command: trailing.CommandOptions,
     output_dir: options.OutputDirectory = Path("runs/run"),
@@ -56,7 +57,7 @@ def run(  # noqa: PLR0913 - a command's options are its arguments
         with naming_options():
             check_run(request, asked, device_of(request).id)
     with naming_options(memory_limit_bytes=tuning.memory_limit):
-        found, code = tuned(request, tuning, output_dir / "unfinished-tuning.json")
+        found, code = tuned(request, stops, output_dir / "unfinished-tuning.json")
     found = found.model_copy(update=dict(names))
     progress_console().print(recommendation_panel(found))
     if code is ExitCode.OK:

@@ -19,8 +19,8 @@ from batchwright.cli.arguments import (
     tuning_request,
 )
 from batchwright.cli.display import recommendation_panel
-from batchwright.cli.errors import EndedBySignal, ExitCode
-from batchwright.cli.options import TuningOptions
+from batchwright.cli.errors import EndedBySignalError, ExitCode
+from batchwright.cli.options import StopOptions
 from batchwright.cli.output import print_result, write_output
 from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.cli.trailing_command import own_arguments
@@ -38,6 +38,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     spec: options.OptionalSpecFile = None,
     *,
     tuning: options.TuningOptions,
+    stops: options.StopOptions,
     uniform: options.Uniform = False,
     what_if: options.WhatIf = False,
     warm_start_from: options.WarmStartFrom = None,
@@ -63,7 +64,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     with naming_options(memory_limit_bytes=tuning.memory_limit):
-        found, code = tuned(request, tuning, output, stored)
+        found, code = tuned(request, stops, output, stored)
     found = found.model_copy(update=dict(names))
     print_result(found, as_document=json, text=recommendation_panel(found, _next_steps(spec, output)))
     if output is not None:
@@ -82,7 +83,7 @@ def _next_steps(spec: Path | None, output: Path | None) -> str:
 
 
 def tuned(
-    request: TuningRequest, tuning: TuningOptions, output: Path | None, warm_start: Recommendation | None = None
+    request: TuningRequest, stops: StopOptions, output: Path | None, warm_start: Recommendation | None = None
 ) -> tuple[Recommendation, ExitCode]:
     """Tune in the foreground, with the errors of ``batchwright.driving.foreground.run_tuning``.
 
@@ -93,15 +94,17 @@ def tuned(
     """
     from batchwright.cli import running  # noqa: PLC0415 - `plan` and `--help` need no NVML
 
-    resumed = None if tuning.resume is None else load_unfinished(tuning.resume, "tuning to resume")
+    resumed = None if stops.resume is None else load_unfinished(stops.resume, "tuning to resume")
     stopped: list[UnfinishedTuning] = []
     try:
         with SigtermAsInterrupt() as signals:
-            found = running.tune(request, warm_start, resumed, tuning.time_limit, stopped.append)
+            found = running.tune(request, warm_start, resumed, stops.time_limit, stopped.append)
     except BatchwrightError as error:
         if not stopped:
             raise
-        ending = EndedBySignal(stopped[0].statement, error.code) if isinstance(error, EndedBySignal) else error
+        ending = (
+            EndedBySignalError(stopped[0].statement, error.code) if isinstance(error, EndedBySignalError) else error
+        )
         if stopped[0].probes:
             ending.add_note(_how_to_go_on(stopped[0], output))
         raise ending from None

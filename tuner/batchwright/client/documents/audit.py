@@ -21,7 +21,7 @@ class AuditAction(StrEnum):
     DELETED = "deleted"
     """A tuning or job was deleted."""
     PRUNED = "pruned"
-    """Old tunings, jobs or recommendations were deleted by `batchwright prune`; `detail` counts them."""
+    """Old tunings, jobs or recommendations were deleted by `batchwright admin prune`; `detail` counts them."""
     KEY_CREATED = "key-created"
     """An API key was created; `detail` has its name and scopes."""
     KEY_REVOKED = "key-revoked"
