@@ -11,7 +11,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticKnownError
 
-from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.states import State, WorkKind, WorkOutcome
 from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import described_pattern, reworded
 from batchwright.schemas.requests import Objective
@@ -141,6 +141,14 @@ _ProblemCode = Annotated[
     _text(maxLength=64, pattern=_CODE),
     Query(max_length=64, pattern=_CODE, description="Return only items that failed with a problem of this code."),
 ]
+_Outcome = Annotated[
+    WorkOutcome | None,
+    _text(enum=[outcome.value for outcome in WorkOutcome]),
+    Query(
+        description="Return only items that ended like this. `infeasible`: tunings that succeeded with the proof that "
+        "there is no plan."
+    ),
+]
 _CreatedAfter = Annotated[
     Moment, Query(description="Return only items that were created after this time, with a time zone.")
 ]
@@ -151,7 +159,10 @@ _WORK_SORTS = (
     *("created", "name", "model", "state", "device", "priority", "probes", "ended"),
     *("effective_batch_size", "peak", "samples_per_second"),
 )
-_RECOMMENDATION_SORTS = ("created", "name", "model", "device", "effective_batch_size", "peak", "samples_per_second")
+_RECOMMENDATION_SORTS = (
+    *("created", "name", "model", "device", "objective", "uses"),
+    *("effective_batch_size", "peak", "samples_per_second", "speedup"),
+)
 
 
 def _sort(names: tuple[str, ...]) -> Any:  # noqa: ANN401 - the type that FastAPI's `Query` returns
@@ -179,13 +190,14 @@ async def _work_search(  # noqa: PLR0913, PLR0917 - one parameter per filter
     label: _LabelFilter = None,
     project: _Project = None,
     owner: _Owner = None,
+    outcome: _Outcome = None,
     problem_code: _ProblemCode = None,
     created_after: _CreatedAfter = None,
     slot: _Slot = None,
     sort: _WorkSort = "-created",
 ) -> Search:
     given = {"project": project, "owner": owner, "problem_code": problem_code, "created_after": created_after}
-    return _search(q, label, sort, slot=slot, **given)
+    return _search(q, label, sort, slot=slot, outcome=outcome, **given)
 
 
 async def _recommendation_search(  # noqa: PLR0913, PLR0917 - as above
@@ -233,10 +245,21 @@ ObjectiveFilter = Annotated[
     _text(enum=list(get_args(Objective))),
     Query(description="Return only items tuned for this objective."),
 ]
+_TRUTH = (BeforeValidator(_of_words), _text(enum=["true", "false"]))
+Total = Annotated[
+    bool, *_TRUTH, Query(description="Also count the rows of all pages, up to 10,000, as `total` of the page.")
+]
+Distinct = Annotated[
+    bool,
+    *_TRUTH,
+    Query(
+        description="Return only the newest of the matching recommendations with each fingerprint, and the number of "
+        "these as its `uses`. `sort=uses` implies it."
+    ),
+]
 StaleFilter = Annotated[
     bool | None,
-    BeforeValidator(_of_words),
-    _text(enum=["true", "false"]),
+    *_TRUTH,
     Query(
         description="`true`: return only stale recommendations, whose torch, driver or hardware has changed since, and "
         "which no later tuning has confirmed. `false`: only those that still hold. Those on devices without a live "

@@ -65,10 +65,18 @@ class TuningCases(WorkCases[TuningSubmission, Tuning]):
         return self._store.recommendations.texts([name for name in recommendation_ids if views.is_identifier(name)])
 
     def recommendations(
-        self, wanted: RecommendationFilter, limit: int, cursor: str | None, *, stale: bool | None = None
+        self,
+        wanted: RecommendationFilter,
+        limit: int,
+        cursor: str | None,
+        *,
+        stale: bool | None = None,
+        total: bool = False,
     ) -> bytes:
         """Return ``recommendation_rows`` as a ``RecommendationPage`` in JSON."""
-        return views.recommendation_page(*self.recommendation_rows(wanted, limit, cursor, stale=stale))
+        rows = self.recommendation_rows(wanted, limit, cursor, stale=stale)
+        matching = self._store.recommendations.count(self._stale.filter(wanted, stale)) if total else None
+        return views.recommendation_page(*rows, matching)
 
     def recommendation_rows(
         self, wanted: RecommendationFilter, limit: int, cursor: str | None, *, stale: bool | None = None

@@ -51,7 +51,6 @@ def tuning(item: WorkItem, recommendation: Recommendation | None, queue: QueuePo
         **item.summary(),
         queue=queue,
         activity=item.activity if item.state is State.RUNNING else None,
-        problem=item.problem,
         request=TuningRequest.from_stored(item.payload),
         recommendation=recommendation,
     )
@@ -63,7 +62,6 @@ def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = No
     return Job(
         **item.summary(),
         queue=queue,
-        problem=item.problem,
         progress=item.progress,
         result=item.result,
         training=request.training,
@@ -75,15 +73,17 @@ def job(item: WorkItem, directory: Path | None, queue: QueuePosition | None = No
 # --- pages, as JSON --------------------------------------------------------------------------------------------------
 
 
-def work_page(rows: Sequence[WorkRow], next_cursor: str | None) -> bytes:
+def work_page(rows: Sequence[WorkRow], next_cursor: str | None, total: int | None = None) -> bytes:
     """Return a ``TuningPage`` or ``JobPage`` as JSON; rows of the store need no validation."""
     items = b",".join(row.summary_json for row in rows)
-    return b'{"items":[%b],"next_cursor":%b}' % (items, to_json(next_cursor))
+    return b'{"items":[%b],"next_cursor":%b,"total":%b}' % (items, to_json(next_cursor), to_json(total))
 
 
-def recommendation_page(rows: Sequence[RecommendationSummary], next_cursor: str | None) -> bytes:
+def recommendation_page(
+    rows: Sequence[RecommendationSummary], next_cursor: str | None, total: int | None = None
+) -> bytes:
     """Return a ``RecommendationPage`` as JSON."""
-    return to_json({"items": rows, "next_cursor": next_cursor})
+    return to_json({"items": rows, "next_cursor": next_cursor, "total": total})
 
 
 # --- cursors ---------------------------------------------------------------------------------------------------------

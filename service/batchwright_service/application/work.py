@@ -110,9 +110,12 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         item = self._item(work_id)
         return self._view(item, self._positions.of(item.id, item.state))
 
-    def page(self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING) -> bytes:
+    def page(
+        self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING, *, total: bool = False
+    ) -> bytes:
         """Return ``rows`` as a ``TuningPage`` or ``JobPage`` in JSON: a tenth of the cost of building the documents."""
-        return views.work_page(*self.rows(limit, cursor, wanted))
+        rows = self.rows(limit, cursor, wanted)
+        return views.work_page(*rows, self._store.work.count(self.kind, wanted) if total else None)
 
     def rows(
         self, limit: int, cursor: str | None = None, wanted: WorkFilter = EVERYTHING

@@ -133,6 +133,8 @@ class Search:
     """Name or id of the API key that submitted the work."""
     problem_code: str | None = None
     """Code of the problem with which work failed; no filter of recommendations."""
+    outcome: WorkOutcome | None = None
+    """How work ended; no filter of recommendations."""
     created_after: datetime | None = None
     """Only what was created later."""
     slot: str | None = None
@@ -200,6 +202,7 @@ class WorkRow:
     speed_source: str | None = None
     course: dict[str, Any] | None = None
     """The fields of a ``RunCourse``."""
+    problem: Problem | None = None
 
     @property
     def names(self) -> Named:
@@ -247,7 +250,6 @@ class WorkItem(WorkRow):
     progress: RunProgress | None
     activity: str | None
     result: TrainingResult | None
-    problem: Problem | None
 
 
 @dataclass(frozen=True)
@@ -323,6 +325,8 @@ class RecommendationFilter:
     objective: Objective | None = None
     search: Search = NO_SEARCH
     staleness: StalenessFilter | None = None
+    distinct: bool = False
+    """Only the newest recommendation of each fingerprint, with the number of those that match."""
 
 
 class RecommendationRow(RecommendationSummary):

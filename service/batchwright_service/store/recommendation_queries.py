@@ -28,7 +28,7 @@ from batchwright.schemas.requests import Objective
 from batchwright.schemas.workload import Precision
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.list_search import searched_page
+from batchwright_service.store.database.list_search import counted, found_conditions, page_statement, searched_page
 from batchwright_service.store.database.schema import recommendations, work_items
 from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import NO_SEARCH, RecommendationFilter, RecommendationRow, StalenessFilter
@@ -53,7 +53,7 @@ def _distinct_conditions() -> Select[Any]:
 
 _CONDITIONS = _distinct_conditions()
 
-_NO_COLUMNS = {"search", "staleness"}
+_NO_COLUMNS = {"search", "staleness", "distinct"}
 """Fields of a filter that are no column."""
 _RECOMMENDED = ("feasible", "largest_micro_batch_size", "micro_batch_size", "gradient_accumulation_steps")
 """The columns of ``RecommendationRow.recommended``."""
@@ -131,13 +131,20 @@ class RecommendationStore:
 
     def newest(self, wanted: RecommendationFilter, limit: int, before: str | None = None) -> list[RecommendationRow]:
         """Return at most ``limit`` recommendations, newest first, older than the id ``before``."""
-        given = {name: value for name, value in vars(wanted).items() if value is not None and name not in _NO_COLUMNS}
-        if wanted.search != NO_SEARCH or wanted.staleness is not None:
+        given = _given(wanted)
+        if wanted.search != NO_SEARCH or wanted.staleness is not None or wanted.distinct:
             return self._searched(given, wanted, limit, before)
         values = {**given, "before": before, "limit": limit}
         with read_transaction(self._engine) as connection:
             found = connection.execute(_listing(tuple(given), before is not None), values)
             return [mapping.recommendation_row(row) for row in found.mappings()]
+
+    def count(self, wanted: RecommendationFilter) -> int:
+        """Return the number of matching recommendations, or of their fingerprints, up to a bound."""
+        each = select(_recommendation.fingerprint).distinct() if wanted.distinct else select(_recommendation.id)
+        with read_transaction(self._engine) as connection:
+            found = found_conditions(connection, recommendations, wanted.search)
+            return counted(connection, each.where(*_conditions(wanted), *found), _given(wanted))
 
     def row(self, recommendation_id: str) -> RecommendationRow:
         """Return a recommendation as a list has it.
@@ -178,14 +185,31 @@ class RecommendationStore:
     def _searched(
         self, given: dict[str, Any], wanted: RecommendationFilter, limit: int, before: str | None
     ) -> list[RecommendationRow]:
-        conditions = [_is(name) for name in given]
-        if wanted.staleness is not None:
-            conditions.append(_is_of(wanted.staleness))
-        search = wanted.search
+        conditions, search = _conditions(wanted), wanted.search
         source, columns = mapping.OWNED_RECOMMENDATIONS, mapping.RECOMMENDATION_COLUMNS
         with read_transaction(self._engine) as connection:
+            if wanted.distinct:
+                conditions = [*conditions, *found_conditions(connection, recommendations, search)]
+                newest = (func.max(_recommendation.id).label("newest"), func.count().label("uses"))
+                answers = select(*newest).where(*conditions).group_by(_recommendation.fingerprint).subquery()
+                listed = select(*columns, answers.c.uses).select_from(
+                    source.join(answers, answers.c.newest == _recommendation.id)
+                )
+                statement = page_statement(connection, recommendations, listed, search, before, limit)
+                return [mapping.recommendation_row(row) for row in connection.execute(statement, given).mappings()]
             rows = searched_page(connection, recommendations, source, columns, conditions, search, before, limit, given)
             return [mapping.recommendation_row(row._mapping) for row in rows]  # noqa: SLF001 - public
+
+
+def _given(wanted: RecommendationFilter) -> dict[str, Any]:
+    """Return the values of the restricted columns."""
+    return {name: value for name, value in vars(wanted).items() if value is not None and name not in _NO_COLUMNS}
+
+
+def _conditions(wanted: RecommendationFilter) -> _Conditions:
+    """Return the conditions of a filter, without those of its search."""
+    conditions = [_is(name) for name in _given(wanted)]
+    return conditions if wanted.staleness is None else [*conditions, _is_of(wanted.staleness)]
 
 
 def _listed() -> Select[Any]:

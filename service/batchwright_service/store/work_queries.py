@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, String, bindparam, cast, func, select, union_all
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright_service.errors import NotFoundError
 from batchwright_service.fast_path.row_cache import RowCache
 from batchwright_service.store.database import mapping
-from batchwright_service.store.database.list_search import searched_page
+from batchwright_service.store.database.list_search import counted, found_conditions, searched_page
 from batchwright_service.store.database.schema import work_items
 from batchwright_service.store.database.transactions import read_transaction
 from batchwright_service.store.models import EVERYTHING, NO_SEARCH, WorkFilter, WorkHead, WorkItem, WorkRow
@@ -61,15 +61,25 @@ class WorkStore:
             found = listing.rows(connection)
             return [self._listed.get(mapping.version(row), partial(mapping.work_row, row)) for row in found]
 
+    def count(self, kind: WorkKind, wanted: WorkFilter) -> int:
+        """Return the number of matching rows, up to a bound."""
+        with read_transaction(self._engine) as connection:
+            found = found_conditions(connection, work_items, wanted.search)
+            return counted(connection, select(_work.id).where(*_conditions(kind, wanted), *found))
+
     def _searched(self, kind: WorkKind, limit: int, before: str | None, wanted: WorkFilter) -> list[WorkRow]:
-        given = {"device": wanted.device, "model": wanted.model, "fingerprint": wanted.fingerprint}
-        conditions = [_work.kind == kind, *(_work[name] == value for name, value in given.items() if value is not None)]
-        if wanted.states:
-            conditions.append(_work.state.in_(wanted.states))
+        conditions = _conditions(kind, wanted)
         source, columns = mapping.RELATED_WORK, mapping.LISTED_WORK
         with read_transaction(self._engine) as connection:
             rows = searched_page(connection, work_items, source, columns, conditions, wanted.search, before, limit)
             return [self._listed.get(mapping.version(row), partial(mapping.work_row, row)) for row in rows]
+
+
+def _conditions(kind: WorkKind, wanted: WorkFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions of a filter, without those of its search."""
+    given = {"device": wanted.device, "model": wanted.model, "fingerprint": wanted.fingerprint}
+    conditions = [_work.kind == kind, *(_work[name] == value for name, value in given.items() if value is not None)]
+    return [*conditions, _work.state.in_(wanted.states)] if wanted.states else conditions
 
 
 def read_item(connection: Connection, work_id: str) -> WorkItem:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from batchwright.client.documents.api_keys import Scope
+from batchwright.client.documents.states import WorkOutcome
 from batchwright.client.documents.work import JobPage, JobSubmission, RecommendationPage, TuningPage
+from batchwright.errors import WorkloadError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.views import decode_cursor, encode_cursor
 from batchwright_service.domain.key_texts import make_key
@@ -271,3 +273,41 @@ def test_lists_are_searched_and_sorted_over_http(service: Running) -> None:
         assert [row.name for row in client.tunings.list(search="amm", labels={"team": "nlp"})] == ["gamma"]
         assert [row.name for row in client.tunings.list(sort="-name", page_size=1)] == ["gamma", "beta", "alpha"]
         assert [row.name for row in client.recommendations.list(search="beta")] == ["beta"]
+
+
+def test_each_result_is_listed_once_with_its_uses(service: Running) -> None:
+    """Of recommendations with one fingerprint the newest that matches is listed; a total counts what all pages have."""
+    first = submitted(service, name="one")
+    other = submitted(service, effective_batch_size=5)["recommendation_id"]
+    copy = submitted(service, name="two")["recommendation_id"]
+
+    def listed(**params: Any) -> tuple[list[tuple[str, int | None]], int | None]:
+        page = service.http.get("/v1/recommendations", params=params).json()
+        return [(row["id"], row["uses"]) for row in page["items"]], page["total"]
+
+    assert listed(distinct="true", total="true") == ([(copy, 2), (other, 1)], 2)
+    assert listed(sort="uses") == ([(other, 1), (copy, 2)], None)
+    assert listed(distinct="true", q="one") == ([(first["recommendation_id"], 1)], None)
+    assert listed(total="true", limit=1) == ([(copy, None)], 3)
+    page = service.http.get("/v1/recommendations", params={"sort": "-uses", "limit": 1}).json()
+    rest = service.http.get("/v1/recommendations", params={"sort": "-uses", "cursor": page["next_cursor"]}).json()
+    assert [row["id"] for row in page["items"] + rest["items"]] == [copy, other]
+    with service.client as client:
+        assert [row.uses for row in client.recommendations.list(distinct=True)] == [2, 1]
+
+
+def test_lists_are_filtered_by_outcome_and_tell_why_work_failed(start_service: StartService) -> None:
+    """A tuning without a plan is no success; the row of a failed one has its problem, as the document has it."""
+    service = start_service()
+    fits = submitted(service)["id"]
+    service.runner.largest = 0
+    nothing = submitted(service, effective_batch_size=7)["id"]
+    service.runner.spec_error = WorkloadError("The loss is no tensor.")
+    failed = submitted(service, effective_batch_size=8)
+    for outcome, found in (("succeeded", fits), ("infeasible", nothing), ("failed", failed["id"])):
+        page = service.http.get("/v1/tunings", params={"outcome": outcome, "total": "true"}).json()
+        assert ([row["id"] for row in page["items"]], page["total"]) == ([found], 1)
+    assert page["items"][0]["problem"] == failed["problem"]
+    assert ids(service, "/v1/tunings", outcome="cancelled") == []
+    with service.client as client:
+        assert [row.id for row in client.tunings.list(outcome=WorkOutcome.INFEASIBLE)] == [nothing]

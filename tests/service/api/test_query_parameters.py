@@ -36,8 +36,8 @@ def test_every_route_refuses_unknown_parameters(shared_service: Running) -> None
         (
             "zzz",
             (
-                "zzz: is not a query parameter of this route (known: format, limit, cursor, state, device, model, "
-                "fingerprint, q, label, project, owner, problem_code, created_after, slot, sort)"
+                "zzz: is not a query parameter of this route (known: format, limit, cursor, total, state, device, "
+                "model, fingerprint, q, label, project, owner, outcome, problem_code, created_after, slot, sort)"
             ),
         ),
         ("limit=1&limit=2", "limit: can be given once, and was given 2 times"),

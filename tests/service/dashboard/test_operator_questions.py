@@ -157,7 +157,6 @@ def test_what_to_use_for_a_model_on_a_card(operator: Operator) -> None:
 def test_did_the_upgrade_break_our_answers(operator: Operator) -> None:
     """Recommendations that another torch made are marked, and a filter has them alone."""
     operator.click("Recommendations")
-    operator.choose("Filter by", "Holds")
     operator.choose("Holds", "stale")
     expect(operator.rows()).to_have_count(2)
     expect(operator.rows().filter(has_text="torch 2.8 → 2.9")).to_have_count(2)

@@ -40,7 +40,6 @@ def test_stale_recommendations_are_marked_and_confirmed(upgraded: tuple[Running,
             tuning = str(link.get_attribute("href")).rpartition("/")[2]
             assert service.http.get(f"/v1/tunings/{tuning}", params={"wait": 20}).json()["state"] == "SUCCEEDED"
         wait_until(lambda: not service.http.get("/v1/recommendations", params={"stale": True}).json()["items"])
-        page.get_by_label("Filter by").select_option("Holds")
         page.get_by_role("combobox", name="Holds").select_option("stale")
         expect(page.get_by_text("No matches for these filters")).to_be_visible()
         page.get_by_role("combobox", name="Holds").select_option("holds")

@@ -21,6 +21,8 @@ class WorkListQuery:
     limit: int
     cursor: str | None
     filters: WorkFilter
+    total: bool = False
+    """True to count the matching rows."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class RecommendationListQuery:
     filters: RecommendationFilter
     stale: bool | None = None
     """True for stale recommendations, False for those that hold; None for all."""
+    total: bool = False
+    """True to count the matching recommendations."""
 
 
 TaggedWork = tuple[Tuning | Job, Tagged]
@@ -49,12 +53,14 @@ class Reads:
         self.pages = {cases.kind: _page_reads(cases) for cases in (tunings, jobs)}
         self.recommendation = BatchedReads[str, str](tunings.recommendation_texts)
         self.recommendations = CoalescedReads[RecommendationListQuery, bytes](
-            lambda page: tunings.recommendations(page.filters, page.limit, page.cursor, stale=page.stale)
+            lambda page: tunings.recommendations(
+                page.filters, page.limit, page.cursor, stale=page.stale, total=page.total
+            )
         )
 
 
 def _page_reads(cases: TuningCases | JobCases) -> CoalescedReads[WorkListQuery, bytes]:
-    return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.filters))
+    return CoalescedReads(lambda page: cases.page(page.limit, page.cursor, page.filters, total=page.total))
 
 
 def _tagged_work(cases: TuningCases | JobCases, work_id: str) -> TaggedWork:

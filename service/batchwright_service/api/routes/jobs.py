@@ -18,6 +18,7 @@ from batchwright_service.api.dependencies import (
     JobId,
     Limit,
     Tail,
+    Total,
     WorkFilters,
     strict_body,
 )
@@ -27,8 +28,10 @@ from batchwright_service.api.responses import QUEUED_HEADERS, Responses, json_re
 from batchwright_service.api.routes.work import SUBMISSION_STATUSES, WorkRoutes
 
 
-async def _page(filters: WorkFilters, limit: Limit = 50, cursor: JobCursor = None) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, filters)
+async def _page(
+    filters: WorkFilters, limit: Limit = 50, cursor: JobCursor = None, *, total: Total = False
+) -> WorkListQuery:
+    return WorkListQuery(limit, cursor, filters, total)
 
 
 _WORK = WorkRoutes(

@@ -15,6 +15,7 @@ from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
     DeviceOrNameFilter,
+    Distinct,
     FingerprintFilter,
     Format,
     IdempotencyHeader,
@@ -27,6 +28,7 @@ from batchwright_service.api.dependencies import (
     RecommendationId,
     RecommendationSearch,
     StaleFilter,
+    Total,
 )
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
 from batchwright_service.api.problems import ALWAYS, declared
@@ -74,16 +76,21 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
     limit: Limit = 50,
     cursor: RecommendationCursor = None,
     form: Format = RowFormat.JSON,
+    *,
+    distinct: Distinct = False,
+    total: Total = False,
 ) -> Response:
     """List the recommendations that match every filter, newest first, in pages.
 
     Each is marked as stale when torch, the driver or the hardware of its device has changed since it was made.
     """
-    filters = RecommendationFilter(fingerprint, model, device, precision, objective, search)
+    filters = RecommendationFilter(
+        fingerprint, model, device, precision, objective, search, distinct=distinct or search.sort == "uses"
+    )
     if form is not RowFormat.JSON:
         rows = partial(context.tunings.recommendation_rows, filters, stale=stale)
         return await stream_rows(rows, cursor, form, "recommendations")
-    query = RecommendationListQuery(limit, cursor, filters, stale)
+    query = RecommendationListQuery(limit, cursor, filters, stale, total)
     return json_response(await context.reads.recommendations.get(query))
 
 

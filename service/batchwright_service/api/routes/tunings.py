@@ -15,6 +15,7 @@ from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
     IdempotencyHeader,
     Limit,
+    Total,
     TuningCursor,
     TuningId,
     WorkFilters,
@@ -26,8 +27,10 @@ from batchwright_service.api.responses import QUEUED_HEADERS, SUBMITTED_HEADERS,
 from batchwright_service.api.routes.work import RECOMMENDATION_LINK, SUBMISSION_STATUSES, WorkRoutes
 
 
-async def _page(filters: WorkFilters, limit: Limit = 50, cursor: TuningCursor = None) -> WorkListQuery:
-    return WorkListQuery(limit, cursor, filters)
+async def _page(
+    filters: WorkFilters, limit: Limit = 50, cursor: TuningCursor = None, *, total: Total = False
+) -> WorkListQuery:
+    return WorkListQuery(limit, cursor, filters, total)
 
 
 _WORK = WorkRoutes(

@@ -5,7 +5,7 @@
  *
  * A column is {title, cell(row) -> node or text, class?: "number"|"wide"|..., value?(row) -> what to sort by, sort?: name}. Rows are sorted
  * here by the column with a `value` that was clicked (and one without any value is left out), or by the service: `order` names the field ("peak", "-peak"), and `onOrder` is called
- * with another. A cell of a column of choices (`isChoice`) receives whether the row is in the map `chosen`. The first column's cell is the row's head, without counting a column of choices (`isChoice`).
+ * with another. Where `covers?.(row)` gives titles of other columns, the cell takes their place in that row. A cell of a column of choices (`isChoice`) receives whether the row is in the map `chosen`. The first column's cell is the row's head, without counting a column of choices (`isChoice`).
  */
 
 import { Component, html, useState } from "./preact-htm.js";
@@ -33,9 +33,12 @@ class Row extends Component {
 
   render({ row, columns, isChosen }) {
     const head = columns.find((column) => !column.isChoice);
-    return html`<tr role="row">${columns.map((column) => column === head
+    const wide = columns.find((column) => column.covers?.(row).length > 0);
+    const cells = wide === undefined ? columns : columns.filter(({ title }) => !wide.covers(row).includes(title));
+    const span = (column) => column === wide ? 1 + columns.length - cells.length : null;
+    return html`<tr role="row">${cells.map((column) => column === head
       ? html`<th scope="row" role="rowheader" class=${column.class} data-title=${column.title}>${column.cell(row)}</th>`
-      : html`<td role="cell" class=${column.class} data-title=${column.title}>${column.cell(row, isChosen)}</td>`)}</tr>`;
+      : html`<td role="cell" colspan=${span(column)} class=${column.class} data-title=${column.title}>${column.cell(row, isChosen)}</td>`)}</tr>`;
   }
 }
 

@@ -1,10 +1,12 @@
 /**
- * The filters of a list: a search that applies while it is typed, a field that adds filters, and a chip for each of those that are set.
+ * The filters of a list: a search that applies while it is typed, fields and buttons that apply in one step, a field that adds others, and a chip
+ * for each of these that are set.
  *
  *   html`<${Filters} filters=${filters} columns=${columns} view=${view} rows=${rows} />`
  *
  * A filter is {name, label, options: [[value, text], ...]} or {name, label, suggest?(row) -> value, type?: "datetime-local", placeholder?,
- * pattern?, maxlength?}; with `live` it is the search. Filters that are `multiple` hold several values, each with a chip of its own; another
+ * pattern?, maxlength?}; with `live` it is the search. One that is `quick` has a field of its own, and `pills: [[value, text], ...]` are values
+ * with a button of their own. Filters that are `multiple` hold several values, each with a chip of its own; another
  * value of any other filter replaces the one before. Their values are lists of texts, "" of a search that is empty.
  */
 
@@ -41,17 +43,46 @@ export function isFiltered(values) {
 }
 
 /** @param {{values: Object, order: string, apply: Function, clear: Function, setOrder: Function}} view  See `useView` of list.js. */
-export function Filters({ filters, columns, view, rows }) {
+export function Filters({ filters, columns, view, rows, children }) {
   const search = filters.find(({ live }) => live);
-  const added = filters.filter(({ live }) => !live);
+  const added = filters.filter(({ live, quick, options, pills }) => !live && !quick && !(options && pills));
   const sorts = orders(columns);
   const set = (name, value) => view.apply({ ...view.values, [name]: value });
   return html`<form class="filters" role="search" onSubmit=${(event) => event.preventDefault()}>
       ${search && html`<${Search} filter=${search} value=${view.values[search.name]} apply=${(value) => set(search.name, value)} />`}
+      ${filters.filter(({ quick }) => quick).map((filter) => html`<${Quick} key=${filter.name} filter=${filter} chosen=${view.values[filter.name]} rows=${rows} set=${set} />`)}
       ${added.length > 0 && html`<${Adder} filters=${added} values=${view.values} rows=${rows} set=${set} />`}
       ${sorts.length > 0 && html`<div class="field narrow-only"><label for="order">Order</label><select id="order" class="input" value=${view.order} onInput=${(event) => view.setOrder(event.target.value)}>${sorts}</select></div>`}
     </form>
-    <${Chips} filters=${added} view=${view} set=${set} />`;
+    <div class="pills">
+      ${filters.some(({ pills }) => pills) && html`<div class="pills" role="group" aria-label="Quick filters">${filters.map((filter) => pills(filter, view.values[filter.name], set))}</div>`}
+      ${children}
+    </div>
+    <${Chips} filters=${filters.filter(({ live, quick }) => !live && !quick)} view=${view} set=${set} />`;
+}
+
+/** A button for each value of a filter that applies in one step; pressed ones are set. */
+function pills({ name, multiple, pills: offered = [] }, chosen, set) {
+  const toggled = (value) => chosen.includes(value) ? chosen.filter((other) => other !== value) : [...(multiple ? chosen : []), value];
+  return offered.map(([value, text]) => html`<button type="button" class="pill" key=${name + value} aria-pressed=${String(chosen.includes(value))} onClick=${() => set(name, toggled(value))}>${text}</button>`);
+}
+
+/** A field of one filter: its options, or the values that the rows have had so far. */
+function Quick({ filter: { name, label, options, suggest, texts = (value) => value }, chosen, rows, set }) {
+  const known = useKnown(suggest, rows);
+  const offered = options ?? [...new Set([...chosen, ...known])].sort().map((value) => [value, texts(value, rows)]);
+  return html`<div class="field"><label for="filter-${name}">${label}</label>
+    <select id="filter-${name}" class="input" value=${chosen[0] ?? ""} onInput=${({ target }) => set(name, target.value === "" ? [] : [target.value])}><option value="">All</option>
+      ${offered.map(([value, text]) => html`<option key=${value} value=${value}>${text}</option>`)}</select></div>`;
+}
+
+/** The values that a filter found in rows, also in those that are no longer shown. */
+function useKnown(suggest, rows) {
+  const known = useRef(new Set()).current;
+  if (suggest !== undefined) {
+    rows.map(suggest).filter((value) => value && known.size < MOST_SUGGESTIONS).forEach((value) => known.add(value));
+  }
+  return known;
 }
 
 function orders(columns) {
@@ -118,10 +149,7 @@ function TextValue({ filter, rows, add }) {
   const { name, label, suggest, type = "text", placeholder = "", pattern, maxlength = 300 } = filter;
   const [text, setText] = useState("");
   const own = useRef(null);
-  const known = useRef(new Set()).current;
-  if (suggest !== undefined) {
-    rows.map(suggest).filter((value) => value && known.size < MOST_SUGGESTIONS).forEach((value) => known.add(value));
-  }
+  const known = useKnown(suggest, rows);
   const commit = (value) => {
     if (value !== "" && own.current.reportValidity()) {
       add(type === "datetime-local" ? new Date(value).toISOString() : value);
@@ -154,7 +182,8 @@ function TextValue({ filter, rows, add }) {
 function Chips({ filters, view, set }) {
   const list = useRef(null);
   const next = useRef(null);
-  const chips = filters.flatMap((filter) => view.values[filter.name].map((value) => ({ filter, value, text: `${filter.label}: ${textOf(filter, value)}` })));
+  const isPill = ({ pills }, value) => pills?.some(([known]) => known === value);
+  const chips = filters.flatMap((filter) => view.values[filter.name].filter((value) => !isPill(filter, value)).map((value) => ({ filter, value, text: `${filter.label}: ${textOf(filter, value)}` })));
   useLayoutEffect(() => {
     if (next.current !== null) {
       const buttons = list.current?.querySelectorAll(".chip") ?? [];

@@ -19,17 +19,19 @@ import { count, plural } from "./format.js";
 import { ENDED, poll } from "./live.js";
 import { makePages } from "./pagination.js";
 import { html, useLayoutEffect, useMemo, useRef, useState } from "./preact-htm.js";
+import { Views } from "./views.js";
 
 const PAGE_ROWS = 50;
 const REFRESH_SECONDS = 3;
 const NEWEST_FIRST = "-created";
+const MOST_COUNTED = 10_000; // by the service
 const FILES = { csv: "CSV", jsonl: "JSON Lines" };
 
 /**
  * @param {{path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object, acts?: Object[],
- *   keep?: boolean, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState` takes,
+ *   query?: (values: Object) => Object, keep?: boolean, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState` takes,
  *   shown when there is nothing at all. Rows that have not `ended` are read again every `refreshSeconds` (pagination.js). `keep`: rows stay
- *   chosen that are no longer shown. `files`: offers all rows that match as files.
+ *   chosen that are no longer shown. `query` gives further parameters of requests. `files`: offers all rows that match as files.
  */
 export function ApiList(list) {
   const { path, noun, nouns = `${noun}s`, filters = [] } = list;
@@ -43,9 +45,9 @@ export function ApiList(list) {
     ? emptyState({ title: "No matches for these filters", action: html`<button type="button" class="button" onClick=${view.clear}>Clear the filters</button>` })
     : emptyState(list.empty);
   return html`
-    ${filters.length > 0 && html`<${Filters} filters=${filters} columns=${list.columns} view=${view} rows=${rows} />`}
+    ${filters.length > 0 && html`<${Filters} filters=${filters} columns=${list.columns} view=${view} rows=${rows}><${Views} path=${location.pathname} search=${view.search} /><//>`}
     ${pages.problem && problemAlert(pages.problem)}
-    ${list.acts && html`<${Selection} noun=${noun} acts=${list.acts} rows=${rows} choice=${choice} />`}
+    <${Selection} list=${list} rows=${rows} choice=${choice} total=${pages.total ?? (isWhole ? rows.length : null)} />
     ${pages.hasNewer && html`<div><button type="button" class="button" onClick=${pages.back}>Show earlier rows</button></div>`}
     <div class="list-body">
       ${pages.rows === null && !pages.problem && html`<div class="skeleton" aria-hidden="true" />`}
@@ -62,7 +64,7 @@ export function ApiList(list) {
 // --- what is listed -------------------------------------------------------------------------------------------------
 
 /** The filters' values, the order and the hidden columns, as the page's address has them. */
-function useView({ filters = [], columns }) {
+function useView({ filters = [], columns, query: further = () => ({}) }) {
   const [view, setView] = useState(() => {
     const address = new URLSearchParams(location.search);
     const order = address.get("sort") ?? "";
@@ -74,11 +76,13 @@ function useView({ filters = [], columns }) {
     };
   });
   const { values, order, hidden } = view;
-  const query = { ...values, sort: order === NEWEST_FIRST ? "" : order };
-  useLayoutEffect(() => history.replaceState(null, "", addressOf(location.pathname, { ...query, hide: hidden.join(",") })), [view]);
+  const shown = { ...values, sort: order === NEWEST_FIRST ? "" : order };
+  const search = addressOf("", { ...shown, hide: hidden.join(",") });
+  useLayoutEffect(() => history.replaceState(null, "", location.pathname + search), [view]);
   return {
     ...view,
-    query,
+    search,
+    query: { ...shown, ...further(values) },
     apply: (changed) => JSON.stringify(changed) !== JSON.stringify(values) && setView({ ...view, values: changed }),
     clear: () => setView({ ...view, values: noValues(filters) }),
     setOrder: (changed) => setView({ ...view, order: changed }),
@@ -87,13 +91,13 @@ function useView({ filters = [], columns }) {
 }
 
 /** The rows of the list that are loaded, kept up to date. Those of the list before are shown until the first page is there. */
-function usePages({ path, ended = ({ state }) => ENDED.has(state), refreshSeconds = REFRESH_SECONDS }, query) {
+function usePages({ path, files, ended = ({ state }) => ENDED.has(state), refreshSeconds = REFRESH_SECONDS }, query) {
   const [shown, setShown] = useState({ rows: null, hasNewer: false, hasOlder: false, problem: null });
   const current = useRef(null);
   useLayoutEffect(() => {
     const list = { size: PAGE_ROWS, isNewestFirst: query.sort === "" };
-    const pages = makePages((cursor, limit, signal) => get(path, { query: { ...query, limit, cursor }, signal }), list);
-    const show = () => current.current.pages === pages && setShown({ rows: pages.rows(), hasNewer: pages.hasNewer(), hasOlder: pages.hasOlder(), problem: null });
+    const pages = makePages((cursor, limit, signal) => get(path, { query: { ...query, limit, cursor, total: (files && cursor === null) || null }, signal }), list);
+    const show = () => current.current.pages === pages && setShown({ rows: pages.rows(), total: pages.total(), hasNewer: pages.hasNewer(), hasOlder: pages.hasOlder(), problem: null });
     const complain = (problem) => current.current.pages === pages && setShown((before) => ({ ...before, problem }));
     const refresh = async (signal) => {
       await pages.refresh(ended, signal);
@@ -166,8 +170,8 @@ function useChoice({ keep = false }, pages) {
   return { chosen, choose, change: pages.change, column: { title: "Select", class: "choose", isChoice: true, cell: box } };
 }
 
-/** A bar above the list: how many rows are chosen, and what can be done with them. */
-function Selection({ noun, acts, rows, choice }) {
+/** A bar above the list that stays in sight: how many rows there are and are chosen, and what can be done with these. */
+function Selection({ list: { noun, nouns, acts = [] }, rows, choice, total }) {
   const { chosen } = choice;
   const [report, setReport] = useState(null);
   const results = useRef(null);
@@ -187,7 +191,8 @@ function Selection({ noun, acts, rows, choice }) {
     }
   };
   return html`<div class="selection" role="group" aria-label="Selection">
-      <label class="choice"><input type="checkbox" checked=${here > 0 && here === rows.length} indeterminate=${here > 0 && here < rows.length} onChange=${(event) => choice.choose(rows, event.target.checked)} />Select all ${count(rows.length)} shown</label>
+      ${acts.length > 0 && html`<label class="choice"><input type="checkbox" checked=${here > 0 && here === rows.length} indeterminate=${here > 0 && here < rows.length} onChange=${(event) => choice.choose(rows, event.target.checked)} />Select all ${count(rows.length)} shown</label>`}
+      ${total !== null && html`<strong class="total">${total < MOST_COUNTED ? plural(total, noun, nouns) : `${count(MOST_COUNTED)} ${nouns ?? `${noun}s`} or more`}</strong>`}
       <span role="status">${chosen.size > 0 && `${plural(chosen.size, noun)} selected`}</span>
       ${acts.map((act) => html`<${Act} key=${act.text} act=${act} noun=${act.noun ?? noun} rows=${[...chosen.values()].filter(act.applies)} run=${() => run(act)} onProblem=${(problem) => setReport(problemAlert(problem))} />`)}
     </div>

@@ -1,7 +1,8 @@
 /** The lists of tunings, recommendations and jobs, and the audit log. */
 
 import { addressOf, keyId, may } from "./api.js";
-import { bar, both, codeBlock, labelTags, linkTo, noPlan, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
+import { bar, codeBlock, labelTags, linkTo, noPlan, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
+import { shortened } from "./device_words.js";
 import { deviceLink } from "./devices.js";
 import { byId } from "./dom.js";
 import { SEARCH } from "./filters.js";
@@ -18,14 +19,16 @@ const PAGES = { tun: "tunings", rec: "recommendations", job: "jobs" };
 // --- filters --------------------------------------------------------------------------------------------------------
 
 const STATE = { ...choiceOf("state", "State", CHOICES.states, words), multiple: true };
-const MODEL = { name: "model", label: "Model", placeholder: "the full name", suggest: (row) => row.model };
+STATE.pills = STATE.options.filter(([state]) => state !== "CANCELLING");
+const NO_PLAN = { name: "outcome", label: "Outcome", options: [["infeasible", "No plan"]], pills: [["infeasible", "No plan"]] };
+const MODEL = { name: "model", label: "Model", quick: true, suggest: (row) => row.model };
 const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
-const SLOT = { name: "slot", label: "Slot", placeholder: "for example host/cuda:0", suggest: (row) => row.slot };
-const PRODUCT = { name: "device", label: "Device", placeholder: "cuda:0, or a product's name", suggest: (row) => row.device_name };
-const HOLDS = choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds"));
+const SLOT = { name: "slot", label: "Slot", quick: true, suggest: (row) => row.slot };
+const PRODUCT = { name: "device", label: "Device", quick: true, suggest: (row) => row.device_name };
+const HOLDS = { ...choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds")), quick: true };
 const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400, multiple: true };
 const PROJECT = { name: "project", label: "Project", placeholder: "the full name", suggest: (row) => row.project, maxlength: 63 };
-const OWNERS = keyId() === "" ? [] : [{ name: "owner", label: "Owner", placeholder: "name or id of an API key", suggest: (row) => row.owner, maxlength: 100 }];
+const OWNERS = keyId() === "" ? [] : [{ name: "owner", label: "Owner", placeholder: "name or id of an API key", suggest: (row) => row.owner, maxlength: 100, pills: [[keyId(), "Mine"]] }];
 const CREATED = { name: "created_after", label: "Created after", type: "datetime-local" };
 const CAUSE = { name: "problem_code", label: "Cause of failure", placeholder: "for example workload-error", pattern: "[a-z0-9\\-]+", maxlength: 64 };
 const FINGERPRINT = { name: "fingerprint", label: "Fingerprint", placeholder: "64 hexadecimal digits", pattern: "[0-9a-f]*", maxlength: 64 };
@@ -36,28 +39,47 @@ function choiceOf(name, label, values, text = (value) => value) {
 
 // --- columns --------------------------------------------------------------------------------------------------------
 
-const FIGURES = [
-  { title: "Effective batch", class: "number", sort: "effective_batch_size", largestFirst: true, cell: (row) => count(row.effective_batch_size) },
-  { title: "Plan", class: "nowrap", cell: planWords },
-  { title: "Peak memory", class: "peak", sort: "peak", largestFirst: true, cell: peakBar },
-  { title: "Samples/s per rank", class: "number", sort: "samples_per_second", largestFirst: true, cell: rateWords },
-];
-const [BATCH, PLAN, PEAK] = FIGURES;
+const BATCH = { title: "Effective batch", class: "number", sort: "effective_batch_size", largestFirst: true, cell: (row) => count(row.effective_batch_size) };
+const PLAN = { title: "Plan", class: "nowrap", cell: planWords };
+const GAIN = { title: "Gain", class: "number", cell: gainWords };
+const PEAK = { title: "Peak memory", class: "peak", sort: "peak", largestFirst: true, cell: peakBar };
+const RATE = { title: "Samples/s per rank", class: "number", sort: "samples_per_second", largestFirst: true, cell: ({ samples_per_second: rate }) => rate !== null && number(rate, 3) };
+const TUNED_PEAK = { ...PEAK, title: "Tuned peak" }; // of the recommendation, not of the run
 const WORK = [
-  { title: "State", sort: "state", cell: stateBadge },
-  { title: "Model", class: "model", sort: "model", cell: (row) => both(row.model, row.slot === null ? row.device ?? row.hardware : deviceLink(row.slot, row.device ?? row.hardware)) },
+  { title: "State", class: "nowrap", sort: "state", cell: (row) => html`<div>${stateBadge(row)}${row.priority !== 0 && html` <span class="tag" title="Priority ${row.priority}">${row.priority > 0 ? "↑" : "↓"} ${Math.abs(row.priority)}</span>`}</div>` },
+  { title: "Model", class: "model", sort: "model", cell: (row) => clipped(row.model) },
+  { title: "Device", class: "nowrap", cell: (row) => row.slot === null ? row.device ?? row.hardware : deviceLink(row.slot, row.slot) },
 ];
-const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "nowrap", cell: ownerLink }];
-const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", largestFirst: true, cell: submitted }, ...OWNER];
+const OWNER = keyId() === "" ? [] : [{ title: "Owner", class: "owner", cell: ownerLink }];
+const SUBMITTED = [{ title: "Submitted", class: "nowrap", sort: "created", largestFirst: true, cell: (row) => time(row.created_at) }, { title: "Took", class: "number minor", cell: took }, ...OWNER];
+
+/** A column that tells in a failed row why it failed, in place of the figures that it lacks. */
+function orCause(column, ...figures) {
+  return { ...column, cell: (row) => row.problem ? cause(row.problem) : column.cell(row), covers: ({ problem }) => problem ? figures.map(({ title }) => title) : [] };
+}
+
+/** Why work failed, on one line; a click leads to all with the same code. */
+function cause({ code, detail }) {
+  return html`<div class="clip cause" title=${detail}><a class="tag" href=${addressOf(location.pathname, { problem_code: code })}>${code}</a> ${shortened(detail)}</div>`;
+}
+
+function clipped(text) {
+  return html`<div class="clip" title=${text}>${text}</div>`;
+}
 
 /** The column of the name, with the project and the labels; a row without a name shows what it is for. */
 function named(pages) {
-  return { title: "Name", class: "named", sort: "name", cell: (row) => both(linkTo(pages, row.id, nameOrPurpose(row)), labelTags(row, pages)) };
+  return { title: "Name", class: "named", sort: "name", cell: (row) => html`<div class="clip">${linkTo(pages, row.id, nameOrPurpose(row))} ${labelTags(row, pages)}</div>` };
+}
+
+/** How many tunings a result served, as a link to all of them. */
+function usesLink({ uses, fingerprint }) {
+  return uses !== null && html`<a href=${addressOf(location.pathname, { fingerprint })}>${count(uses)}</a>`;
 }
 
 /** The owner of a row, as a link to all that this key submitted. */
 function ownerLink({ owner, key_id: id }) {
-  return id && html`<a href=${addressOf(location.pathname, { owner: owner ?? id })} title=${id}>${owner ?? id}</a>`;
+  return id && html`<div class="clip"><a href=${addressOf(location.pathname, { owner: owner ?? id })} title=${id}>${owner ?? id}</a></div>`;
 }
 
 /** The plan, as a link to the recommendation of work. */
@@ -66,9 +88,9 @@ function planWords({ plan, feasible, largest_micro_batch_size: fits, recommendat
   return id ? linkTo("recommendations", id, text || null) : text;
 }
 
-/** The samples per second, and how many times those of the baseline they are. */
-function rateWords({ samples_per_second: rate, speedup, speed_source: source }) {
-  return rate !== null && number(rate, 3) + (speedup === null ? "" : ` (${source === "measured" ? "" : "~"}${number(speedup, 3)}×)`);
+/** How many times the samples per second of the baseline; estimated ones have a sign. */
+function gainWords({ speedup, speed_source: source }) {
+  return speedup !== null && `${source === "measured" ? "" : "~"}${number(speedup, 3)}×`;
 }
 
 function peakBar({ peak_bytes: peak, limit_bytes: limit }) {
@@ -83,14 +105,7 @@ function course({ course: found, state }) {
   const { update, updates, seconds_remaining: left, losses } = found;
   const rest = ENDED.has(state) || left === null ? "" : `, ${seconds(left)} left`;
   const text = updates === null ? plural(update, "update") : `${count(update)} of ${count(updates)}${rest}`;
-  return html`<div>${updates === null ? text : bar({ value: update, max: updates, label: "Updates done", text })}${sparkline(losses, "Loss")}</div>`;
-}
-
-/** The time of the submission, with the duration, and the priority and the attempts where they are not the usual ones. */
-function submitted(row) {
-  const duration = took(row);
-  const more = [duration && html`<div>took ${duration}</div>`, row.priority !== 0 && html`<div>priority ${row.priority}</div>`, row.attempts > 1 && html`<div>${count(row.attempts)} attempts</div>`].filter(Boolean);
-  return both(time(row.created_at), more.length > 0 && more);
+  return html`<div class="course">${updates === null ? text : bar({ value: update, max: updates, label: "Updates done", text })}${sparkline(losses, "Loss")}</div>`;
 }
 
 // --- acts on chosen rows --------------------------------------------------------------------------------------------
@@ -124,12 +139,16 @@ const LISTS = {
     caption: "Tunings",
     noun: "tuning",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, FINGERPRINT],
+    filters: [SEARCH, STATE, NO_PLAN, MODEL, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, DEVICE, FINGERPRINT],
     columns: [
       named("tunings"),
       ...WORK,
-      ...FIGURES,
-      { title: "Probes", class: "number", sort: "probes", largestFirst: true, cell: (row) => count(row.probes) },
+      BATCH,
+      orCause(PLAN, GAIN, PEAK, RATE),
+      GAIN,
+      PEAK,
+      RATE,
+      { title: "Probes", class: "number", sort: "probes", largestFirst: true, cell: (row) => row.state === "SUCCEEDED" && row.probes === 0 ? html`<span class="muted" title="Answered from a stored tuning, without probes">stored</span>` : count(row.probes) },
       ...SUBMITTED,
     ],
     acts: [compareAct((row) => row.recommendation_id), ...changeActs("tuning", "tunings:write")],
@@ -147,12 +166,20 @@ const LISTS = {
     files: true,
     ended: () => true,
     refreshSeconds: 10,
-    filters: [SEARCH, MODEL, PRODUCT, choiceOf("precision", "Precision", CHOICES.precisions), choiceOf("objective", "Objective", CHOICES.objectives, (name) => name.replaceAll("_", " ")), HOLDS, LABEL, PROJECT, ...OWNERS, CREATED, FINGERPRINT],
+    query: ({ fingerprint }) => ({ distinct: fingerprint.length === 0 }),
+    filters: [SEARCH, MODEL, PRODUCT, HOLDS, choiceOf("precision", "Precision", CHOICES.precisions), choiceOf("objective", "Objective", CHOICES.objectives, (name) => name.replaceAll("_", " ")), LABEL, PROJECT, ...OWNERS, CREATED, FINGERPRINT],
     columns: [
       named("recommendations"),
-      { title: "Model", class: "model", sort: "model", cell: (row) => both(row.model, [row.precision, `${row.device} (${row.device_name})`].filter(Boolean).join(", ")) },
-      { title: "Objective", class: "nowrap", cell: (row) => row.objective?.replaceAll("_", " ") },
-      ...FIGURES,
+      { title: "Model", class: "model", sort: "model", cell: (row) => clipped(row.model) },
+      { title: "Precision", class: "nowrap minor", cell: (row) => row.precision },
+      { title: "Device", class: "model", sort: "device", cell: (row) => clipped(row.device_name) },
+      { title: "Objective", class: "nowrap minor", sort: "objective", cell: (row) => row.objective?.replaceAll("_", " ") },
+      BATCH,
+      PLAN,
+      { ...GAIN, sort: "speedup", largestFirst: true },
+      PEAK,
+      RATE,
+      { title: "Uses", class: "number", sort: "uses", largestFirst: true, cell: usesLink },
       { title: "Holds", class: "nowrap", cell: holdsMark },
       ...OWNER,
       { title: "Created", class: "nowrap", sort: "created", largestFirst: true, cell: (row) => time(row.created_at) },
@@ -171,13 +198,14 @@ const LISTS = {
     caption: "Jobs",
     noun: "job",
     files: true,
-    filters: [SEARCH, STATE, MODEL, DEVICE, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE],
+    filters: [SEARCH, STATE, MODEL, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, DEVICE],
     columns: [
       named("jobs"),
       ...WORK,
       BATCH,
-      PLAN,
-      { ...PEAK, title: "Tuned peak" }, // of the recommendation, not of the run
+      orCause(PLAN, GAIN, TUNED_PEAK),
+      GAIN,
+      TUNED_PEAK,
       { title: "Progress", class: "peak", cell: course },
       ...SUBMITTED,
     ],

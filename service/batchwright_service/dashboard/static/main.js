@@ -7,6 +7,7 @@ import { alertBox } from "./components.js";
 import { announce, byId, copy, currentTheme } from "./dom.js";
 import { onConnection } from "./live.js";
 import { icon } from "./icons.js";
+import { startKeyboard } from "./keyboard.js";
 import { html, render } from "./preact-htm.js";
 
 const CONNECTIONS = { idle: "", live: "Live", reconnecting: "Reconnecting…" };
@@ -79,6 +80,7 @@ function startErrorReports() {
 }
 
 startErrorReports();
+startKeyboard();
 startTheme();
 startConnection();
 startCopying();

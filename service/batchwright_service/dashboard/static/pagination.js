@@ -21,7 +21,7 @@ export function makePages(read, { size, isNewestFirst }, most = 10) {
 
   async function fetched(cursor, limit, signal) {
     const found = await read(cursor, limit, signal);
-    return { cursor, rows: found.items, next: found.next_cursor };
+    return { cursor, rows: found.items, next: found.next_cursor, total: found.total ?? null };
   }
 
   async function readFirst(signal) {
@@ -86,6 +86,8 @@ export function makePages(read, { size, isNewestFirst }, most = 10) {
 
   return {
     rows: () => [...new Map(shown().flatMap((page) => page.rows).map((row) => [row.id, row])).values()],
+    /** The number of rows of the whole list, as the service counted it with the first page; null if it did not. */
+    total: () => pages[0].total,
     hasOlder: () => end() < pages.length || (pages.at(-1)?.next ?? null) !== null,
     hasNewer: () => first > 0,
     /** The next older page. */

@@ -19,16 +19,21 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    not_,
     or_,
     select,
     text,
+    true,
     tuple_,
 )
 
+from batchwright.client.documents.states import State, WorkOutcome
 from batchwright.client.documents.work import RecommendationSummary
-from batchwright_service.store.database.schema import api_keys, is_failed, recommendations, work_items
+from batchwright_service.store.database.schema import api_keys, is_failed, is_infeasible, recommendations, work_items
 from batchwright_service.store.models import Search, WorkRow
 
+_MOST_COUNTED = 10_000
+"""Rows that a total counts: enough to tell how many match, at a bounded cost."""
 SHORTEST_INDEXED = 3
 """Characters of the shortest word that an index of trigrams finds; shorter ones are looked for in every row."""
 
@@ -38,7 +43,7 @@ _SEARCHED = {
 }
 """The searched columns. The index has the same expression: see revision 0001."""
 
-_NUMBERS = {"priority", "probes", "ended", "samples_per_second", "peak", "effective_batch_size"}
+_NUMBERS = {"priority", "probes", "ended", "samples_per_second", "speedup", "uses", "peak", "effective_batch_size"}
 """Sorts whose values are numbers; the others sort texts."""
 _LARGEST_NUMBER = 2**63 - 1
 """Largest number that both databases compare with a column."""
@@ -46,6 +51,7 @@ _COLUMNS: dict[str, ColumnElement[Any]] = {
     "probes": work_items.c.probe_count,
     "ended": work_items.c.ended_at,
     "peak": recommendations.c.peak_bytes,
+    "uses": column("uses"),
 }
 """The columns of sorts that differ from a column of the table with the name of the sort."""
 _OF_RECOMMENDATIONS = {"samples_per_second": work_items.c.sorted_rate, "peak": work_items.c.sorted_peak}
@@ -77,11 +83,18 @@ def searched_page(  # noqa: PLR0913, PLR0917 - the parts of a statement
     return connection.execute(statement.order_by(*_order(table, search)), values).all()
 
 
+def counted(connection: Connection, found: Select[Any], values: Mapping[str, Any] = MappingProxyType({})) -> int:
+    """Return the number of rows that a statement selects, at most ``_MOST_COUNTED``."""
+    rows = found.limit(_MOST_COUNTED).subquery()
+    total: int = connection.execute(select(func.count()).select_from(rows), values).scalar_one()
+    return total
+
+
 def page_statement(  # noqa: PLR0913, PLR0917 - as above
     connection: Connection, table: Table, statement: Select[Any], search: Search, before: str | None, limit: int
 ) -> Select[Any]:
     """Restrict a statement to a page of a searched or sorted list."""
-    statement = statement.where(*_found(connection, table, search))
+    statement = statement.where(*found_conditions(connection, table, search))
     if before is not None and search.sort == "created":
         statement = statement.where(table.c.id < before if search.descending else table.c.id > before)
     elif before is not None:
@@ -130,7 +143,7 @@ def _sorted_column(table: Table, sort: str) -> ColumnElement[Any]:
     return func.coalesce(found, _nothing(sort))
 
 
-def _found(connection: Connection, table: Table, search: Search) -> list[ColumnElement[bool]]:
+def found_conditions(connection: Connection, table: Table, search: Search) -> list[ColumnElement[bool]]:
     """Return the conditions of a search."""
     conditions: list[ColumnElement[bool]] = []
     if search.created_after is not None:
@@ -144,6 +157,14 @@ def _found(connection: Connection, table: Table, search: Search) -> list[ColumnE
         conditions.append(table.c.key_id.in_(owners))
     if search.problem_code is not None:
         conditions.append(and_(is_failed, work_items.c.problem_code == search.problem_code))
+    if search.outcome is not None:
+        infeasible = work_items.c.recommendation_id.in_(select(recommendations.c.id).where(is_infeasible))
+        is_success = search.outcome in {WorkOutcome.SUCCEEDED, WorkOutcome.INFEASIBLE}
+        conditions.append(work_items.c.state == (State.SUCCEEDED if is_success else search.outcome.upper()))
+        if is_success:
+            conditions.append(
+                infeasible if search.outcome is WorkOutcome.INFEASIBLE else func.coalesce(not_(infeasible), true())
+            )
     if search.slot is not None:
         conditions.append(work_items.c.slot == search.slot)
     words = [word.lower() for word in (*search.words, *labels, *projects)]

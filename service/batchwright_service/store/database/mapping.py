@@ -64,7 +64,7 @@ _FIGURES = (
 )
 RELATED = [OWNER, *(recommendations.c[name] for name in (*_PLAN, *_FIGURES))]
 """Columns of a row in a list or document, from other tables of ``RELATED_WORK``: of the key and the recommendation."""
-LISTED_WORK = [*(column for column in WORK_COLUMNS if column.name not in _UNLISTED), *RELATED]
+LISTED_WORK = [*(column for column in WORK_COLUMNS if column.name not in _UNLISTED), work_items.c.problem, *RELATED]
 """Columns of a row in a list, from ``RELATED_WORK``."""
 RELATED_WORK = work_items.outerjoin(api_keys, api_keys.c.id == work_items.c.key_id).outerjoin(
     recommendations, recommendations.c.id == work_items.c.recommendation_id
@@ -113,6 +113,7 @@ def _fields(row: Row[Any]) -> dict[str, Any]:
         "ended_at": moment_or_none(row.ended_at),
         "updated_at": moment(row.updated_at),
         "course": json.loads(row.course) if row.course else None,
+        "problem": Problem.from_stored(row.problem) if row.problem else None,
     }
 
 
@@ -155,7 +156,6 @@ def work_item(row: Row[Any], *, related: bool = True) -> WorkItem:
         progress=_progress(row.progress),
         activity=json.loads(row.progress) if row.progress and fields["kind"] is WorkKind.TUNING else None,
         result=TrainingResult.from_stored(row.result) if row.result else None,
-        problem=Problem.from_stored(row.problem) if row.problem else None,
     )
 
 

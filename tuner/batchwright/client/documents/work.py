@@ -153,6 +153,8 @@ class WorkSummary(Named, RecommendedFigures):
     """Name of that key."""
     events: NonNegativeInt
     """Number of events so far, which is the id of the newest."""
+    problem: Problem | None = None
+    """Cause of the failure."""
 
 
 class QueuePosition(Document):
@@ -192,8 +194,6 @@ class Tuning(TuningSummary):
     event, and ends no long poll."""
     request: TuningRequest
     """The request."""
-    problem: Problem | None = None
-    """Cause of the failure."""
     recommendation: Recommendation | None = None
     """The result, when the tuning has ended. `feasible: false` is a result too."""
 
@@ -223,8 +223,6 @@ class Job(JobSummary):
     """The newest finished update; of a command, the updates since its last start."""
     result: TrainingResult | None = None
     """Result of the run."""
-    problem: Problem | None = None
-    """Cause of the failure."""
 
 
 class JobFile(Document):
@@ -349,6 +347,9 @@ class RecommendationSummary(Named, RecommendedFigures, Staleness):
     """Precision of the spec; none for a command, which has its own."""
     objective: Objective
     """Objective of the tuning."""
+    uses: PositiveInt | None = None
+    """Number of recommendations that match and have the same fingerprint, one for each tuning that this result served;
+    none unless the request has `distinct=true`."""
 
 
 class Page(Document, Generic[RowT]):
@@ -360,15 +361,22 @@ class Page(Document, Generic[RowT]):
     """Value of `cursor` for the next page; none on the last page."""
 
 
-class TuningPage(Page[TuningSummary]):
+class CountedPage(Page[RowT], Generic[RowT]):
+    """A page of a list whose rows can be counted."""
+
+    total: NonNegativeInt | None = None
+    """Number of rows on all pages, counted up to 10,000; none unless the request has `total=true`."""
+
+
+class TuningPage(CountedPage[TuningSummary]):
     """A page of the list of tunings, newest first."""
 
 
-class JobPage(Page[JobSummary]):
+class JobPage(CountedPage[JobSummary]):
     """A page of the list of jobs, newest first."""
 
 
-class RecommendationPage(Page[RecommendationSummary]):
+class RecommendationPage(CountedPage[RecommendationSummary]):
     """A page of the list of recommendations, newest first."""
 
 

@@ -202,6 +202,7 @@ class AsyncRecommendations(Resource):
         precision: Precision | None = None,
         objective: Objective | None = None,
         stale: bool | None = None,
+        distinct: bool = False,
         search: str | None = None,
         labels: Mapping[str, str] | None = None,
         project: str | None = None,
@@ -213,10 +214,11 @@ class AsyncRecommendations(Resource):
         """Iterate over the matching recommendations, fetched page by page; search and sort as in ``AsyncWork.list``.
 
         With ``stale``, only those whose torch, driver or hardware has changed since (True), or that still hold (False).
+        With ``distinct``, only the newest of each fingerprint, with the number of its ``uses``.
         """
         filters = {"fingerprint": fingerprint, "device": device, "model": model, "limit": page_size}
         filters |= {"precision": precision, "objective": objective}
-        filters |= {"stale": None if stale is None else str(stale).lower()}
+        filters |= {"stale": None if stale is None else str(stale).lower(), "distinct": "true" if distinct else None}
         filters |= search_query(search, labels, created_after, project=project, owner=owner, sort=sort)
         return self._core.rows(RecommendationPage, Call("GET", _RECOMMENDATIONS, filters))
 

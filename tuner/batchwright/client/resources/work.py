@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from batchwright.client.core import PAGE_SIZE, Core, FollowedT, Resource
 from batchwright.client.documents.bulk import MOST_IDS, BulkAction, BulkResult, BulkSubmission
-from batchwright.client.documents.states import State
+from batchwright.client.documents.states import State, WorkOutcome
 from batchwright.client.documents.work import Event, Page, RowT
 from batchwright.client.http_messages import Call, path_of
 
@@ -105,6 +105,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         labels: Mapping[str, str] | None = None,
         project: str | None = None,
         owner: str | None = None,
+        outcome: WorkOutcome | None = None,
         problem_code: str | None = None,
         created_after: datetime | None = None,
         slot: str | None = None,
@@ -122,6 +123,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             labels: labels that must be there with these values.
             project: the project that it belongs to.
             owner: the name or id of the API key that submitted it.
+            outcome: how it ended, such as ``"infeasible"`` for tunings that found no plan.
             problem_code: the code of the problem with which it failed.
             created_after: only what was created later.
             slot: the slot (host and device) that runs it, or ran it last.
@@ -130,6 +132,7 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
         """
         filters = {"state": state, "device": device, "model": model, "fingerprint": fingerprint, "limit": page_size}
         given = {"project": project, "owner": owner, "problem_code": problem_code, "slot": slot, "sort": sort}
+        filters |= {"outcome": outcome}
         query = filters | search_query(search, labels, created_after, **given)
         return self._core.rows(self._page, Call("GET", self._path, query))
 
