@@ -93,6 +93,12 @@ def fields(refused: SpecError) -> dict[str, str]:
     return {problem.field: problem.value for problem in refused.problems}
 
 
+def test_the_limits_of_the_export_are_warned_of(transformers: Any, integration: Any) -> None:
+    """With their remedies: the arguments alone do not say them."""
+    with pytest.warns(UserWarning, match="tail-window: .*dataloader_drop_last"):
+        integration.training_arguments(found(transformers))
+
+
 def test_a_run_that_follows_the_plan_trains_and_logs_its_peaks(
     transformers: Any, integration: Any, tmp_path: Path
 ) -> None:

@@ -107,11 +107,12 @@ def test_a_class_of_a_cell_and_a_lambda(notebook: Notebook, shown: list[Any]) ->
     assert notebook.printed(checks).split() == ["30", "True"]
 
 
-def test_progress_is_shown(shown: list[Any]) -> None:
-    """A reader sees the probes while they run."""
-    text = " ".join(str(output) for output in shown[:-1])
-    assert "FIT" in text
-    assert "OOM" in text
+def test_progress_is_one_output(shown: list[Any]) -> None:
+    """Each step replaces it; at the end it has all probes, under a heading, and no step."""
+    (progress,) = [output for output in shown[:-1] if "text/html" in output.get("data", {})]
+    html = progress.data["text/html"]
+    assert "<b>Probes of real updates</b>" in html
+    assert all(word in html for word in ("micro-batch", "seconds", "FIT", "OOM"))
 
 
 @pytest.mark.thorough

@@ -9,6 +9,9 @@ import pytest
 from batchwright import Recommendation
 from batchwright.errors import ExportError, SpecError
 from batchwright.exports.registry import TARGETS, export
+from batchwright.planning.accumulation import balanced_plan
+from batchwright.schemas.base import Document
+from batchwright.schemas.recommendation import Advice
 from tests.support import factories
 
 FOUND = factories.recommendation()
@@ -42,13 +45,47 @@ def test_all_targets_can_be_exported_to() -> None:
         assert Recommendation.of(FOUND).export(name).format == name
 
 
-def test_a_notebook_shows_the_panel() -> None:
-    """The plan and the proof, with a user's text escaped."""
+def test_a_notebook_shows_the_answer_first() -> None:
+    """Then the proof; a user's text is escaped."""
     device = FOUND.device.model_copy(update={"name": "<script>alert(1)</script>"})
     shown = Recommendation.of(FOUND.model_copy(update={"device": device}))._repr_html_()
-    assert "micro-batch" in shown
+    assert shown.startswith("<div><b>Train with 4 + 3 + 3 = 10 samples per update, exactly as requested</b>")
+    assert "a micro-batch of 4 fits" in shown
     assert "&lt;script&gt;" in shown
     assert "<script" not in shown
+
+
+def test_a_printed_recommendation_is_ten_lines() -> None:
+    """The answer first, and each line as wide as a terminal; of warnings the codes."""
+    warnings = tuple(Advice(code=f"code-{place}", message="words " * 50) for place in range(9))
+    lines = str(Recommendation.of(FOUND.model_copy(update={"warnings": warnings}))).splitlines()
+    assert lines[0].startswith("Train with 4 + 3 + 3 = 10 samples")
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 120
+    assert lines[-1].startswith("9 warnings: code-0, code-1")
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (FOUND.plan, "4 + 3 + 3 = 10 samples per update"),
+        (Recommendation.of(FOUND).to_slurm(), "#SBATCH --requeue"),
+        (balanced_plan(1000, 3, 7), "1 rank x (46 x 7 + 2 x 6) and 2 ranks x (45 x 7 + 3 x 6) = 1,000 samples"),
+        (FOUND.evidence, "<th"),
+    ],
+)
+def test_every_document_has_a_view(shown: Document, words: str) -> None:
+    """With its answer as the heading, and tables of what it lists."""
+    assert words in shown._repr_html_()
+
+
+def test_the_plot_has_a_picture() -> None:
+    """Every fit is a point of it: an exported notebook runs no script."""
+    figure = Recommendation.of(FOUND).plot()
+    points = sum(len(trace.x) for trace in figure.data if trace.mode == "markers")
+    picture = figure.to_svg()
+    assert picture.count("<circle") == points > 0
+    assert "Peak memory against micro-batch" in picture
 
 
 def test_the_plot_has_every_fit() -> None:

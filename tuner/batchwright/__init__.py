@@ -26,8 +26,9 @@ The package is the library and the command line. It works without the service, a
   search, the plan and the recommendation, as pure functions of recorded results. ``workloads``: a spec as a model, a
   worst-case batch and named loss terms.
 - ``schemas``: the pydantic documents that cross a boundary. ``system``: files, processes and host failures.
-- ``errors``, ``units``, ``suggestions``, ``arithmetic`` and ``yaml_loader``: the tree of errors, byte sizes as text,
-  hints for misspelt names, expressions in placeholders, and YAML whose `1e-5` is a number.
+- ``errors``, ``units``, ``html_view``, ``suggestions``, ``arithmetic`` and ``yaml_loader``: the tree of errors, byte
+  sizes as text, documents in a notebook, hints for misspelt names, expressions in placeholders, and YAML whose `1e-5`
+  is a number.
   ``torch_internals``: the private names of torch in use, each with its reason.
 
 A tuning goes through them in this order: a request (``schemas``) becomes a session (``planning.session``), which names

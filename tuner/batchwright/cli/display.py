@@ -148,9 +148,20 @@ def table_of(*names: str, left: Container[str] = ()) -> Table:
     return table
 
 
+def rows_of(table: RenderableType) -> object:
+    """Return the rows of a table by the headers of its columns; texts as they are."""
+    if not isinstance(table, Table):
+        return table
+    columns = {
+        str(column.header) or " " * place: [str(cell) for cell in column.cells]  # several have none
+        for place, column in enumerate(table.columns, 1)
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def recommendation_panel(found: Recommendation, next_steps: str = "") -> Panel:
     """Build the panel of a recommendation, which ends with what to do next."""
-    facts = _facts(found) + ([("next", next_steps)] if next_steps and found.feasible else [])
+    facts = facts_of(found) + ([("next", next_steps)] if next_steps and found.feasible else [])
     return panel_of(facts, _title(found), "green" if found.feasible else "red")
 
 
@@ -164,7 +175,8 @@ def _title(found: Recommendation) -> str:
     return _LARGER_NOT_TRIED if proof.stopped_by == "bound" else _LARGER_NOT_KNOWN
 
 
-def _facts(found: Recommendation) -> list[tuple[str, RenderableType]]:
+def facts_of(found: Recommendation) -> list[tuple[str, RenderableType]]:
+    """Return what the panel says of a recommendation: texts, and tables, by names."""
     facts: list[tuple[str, RenderableType]] = []
     names = [name for name in (found.name, found.project) if name is not None]
     if names := [*names, *(f"{key}={value}" for key, value in found.labels.items())]:

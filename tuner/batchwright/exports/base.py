@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
+from typing_extensions import override
 
 from batchwright.schemas.base import Document, PositiveInt
 from batchwright.schemas.estimates import Loop
@@ -62,6 +63,12 @@ class Export(Document):
     """Environment variables of the job. Files include them where the format allows."""
     warnings: tuple[Advice, ...] = ()
     """Limitations of the target, with remedies."""
+
+    @property
+    @override
+    def headline(self) -> str:
+        """The target and the files."""
+        return f"{self.title}: {', '.join(file.name for file in self.files)}"
 
 
 class ExportOptions(Document):

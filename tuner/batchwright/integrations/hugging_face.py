@@ -6,6 +6,7 @@ Read from transformers 5.23: ``trainer.py``, ``training_args.py``, ``trainer_cal
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -37,8 +38,18 @@ def training_arguments(recommendation: Recommendation, *, allow_inexact: bool = 
 
     Raises:
         ExportError: when nothing fits, or the effective batch would change and `allow_inexact` is false.
+
+    Warns:
+        UserWarning: of each limitation of the export, with its remedy.
     """
-    arguments: dict[str, JsonValue] = json.loads(_exported(recommendation, allow_inexact).files[0].content)
+    exported = _exported(recommendation, allow_inexact)
+    for warning in exported.warnings:
+        warnings.warn(f"{warning.code}: {warning.message}", stacklevel=2)
+    return _arguments(exported)
+
+
+def _arguments(exported: Export) -> dict[str, JsonValue]:
+    arguments: dict[str, JsonValue] = json.loads(exported.files[0].content)
     return arguments
 
 
@@ -79,8 +90,8 @@ class BatchPlanCallback(TrainerCallback):  # type: ignore[misc] # transformers i
 
     def __init__(self, recommendation: Recommendation, *, allow_inexact: bool = False) -> None:
         self.recommendation = recommendation
-        self.plan = _exported(recommendation, allow_inexact).plan
-        self._expected = training_arguments(recommendation, allow_inexact=allow_inexact)
+        exported = _exported(recommendation, allow_inexact)
+        self.plan, self._expected = exported.plan, _arguments(exported)
         self._meter: PeakMeter | None = None
 
     def attach(self, trainer: Trainer) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
+from batchwright.cli.display import facts_of, rows_of
 from batchwright.exports.base import Export, ExportOptions
+from batchwright.html_view import html_view
 from batchwright.schemas import recommendation
 from batchwright.schemas.base import load_document, parse_document
+from batchwright.units import counted
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
+    from batchwright.plots import MemoryFigure
 
-_PAGE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
-_WIDTH = 110
-"""Columns of a recommendation in a notebook."""
+_WIDTH = 100
+"""Columns of a fact of a printed recommendation."""
+_NAME_WIDTH = 16
+_MAIN_FACTS = ("reason", "largest", "memory", "gain", "device", "proof", "plan proof", "took")
+"""Facts that are printed, and shown unfolded in a notebook."""
 
 
 def _exporting(target: str, result: str) -> Callable[..., Export]:
@@ -74,18 +81,26 @@ class Recommendation(recommendation.Recommendation):
     to_slurm: ClassVar[Callable[..., Export]] = _exporting("slurm", "a batch script of Slurm")
     to_kubernetes: ClassVar[Callable[..., Export]] = _exporting("kubernetes", "a Job of Kubernetes")
 
-    def plot(self) -> go.Figure:
-        """Plot the peak of every probe against its micro-batch size, with the limit, as an interactive figure."""
+    def plot(self) -> MemoryFigure:
+        """Plot the peak of every probe against its micro-batch size, with the limit: interactive, and as a picture."""
         from batchwright.plots import memory_figure  # noqa: PLC0415 - plots are an extra
 
         return memory_figure(self)
 
+    @override
+    def __str__(self) -> str:
+        """The recommendation in ten lines: what to train with, the proof, and where the rest is."""
+        facts = {name: value for name, value in facts_of(self) if isinstance(value, str)}
+        lines = [f"{name:<{_NAME_WIDTH}}{shorten(facts[name], _WIDTH)}" for name in _MAIN_FACTS if name in facts]
+        codes = ", ".join(dict.fromkeys(warning.code for warning in self.warnings))
+        warned = [f"{counted(len(self.warnings), 'warning')}: {codes}"] if codes else []
+        return "\n".join([shorten(self.headline, _WIDTH + _NAME_WIDTH), *lines, *warned])
+
+    @override
     def _repr_html_(self) -> str:
-        """The panel that ``batchwright tune`` prints, for a notebook."""
-        from rich.console import Console  # noqa: PLC0415 - only a notebook needs it
-
-        from batchwright.cli.display import recommendation_panel  # noqa: PLC0415 - as above
-
-        console = Console(record=True, file=io.StringIO(), width=_WIDTH, force_jupyter=False)
-        console.print(recommendation_panel(self))
-        return console.export_html(inline_styles=True, code_format=_PAGE)
+        """The answer and its proof, with the other facts that ``batchwright tune`` prints folded."""
+        facts = facts_of(self)
+        main = {name: value for name, value in facts if name in _MAIN_FACTS}
+        warned = [{"warning": warning.code, "": warning.message} for warning in self.warnings]
+        others = [(name, rows_of(value)) for name, value in facts if name not in {*main, "plan", "warning"}]
+        return html_view(self.headline, {**main, "warnings": warned, "more": dict(others)})

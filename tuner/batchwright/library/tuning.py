@@ -10,6 +10,7 @@ from typing import Any, get_args
 from batchwright.cli.display import ProbeBoard, progress_console
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.estimation import client
+from batchwright.library.notebook_board import NotebookBoard
 from batchwright.library.recommendation import Recommendation
 from batchwright.planning.accumulation import balanced_plan
 from batchwright.schemas.base import parse_document
@@ -111,7 +112,8 @@ def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = T
 
     if not progress:
         return Recommendation.of(run_tuning(request, accumulates=accumulates))
-    with ProbeBoard(progress_console()) as board:
+    console = progress_console()
+    with NotebookBoard() if console.is_jupyter else ProbeBoard(console) as board:
         return Recommendation.of(run_tuning(request, board, accumulates=accumulates))
 
 

@@ -27,6 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from batchwright.errors import FieldProblem, SpecError, UnreadableDocumentError
+from batchwright.html_view import html_view
 from batchwright.schemas.field_errors import described_pattern, problems_in
 from batchwright.units import NOT_A_SIZE, TypedSize, parse_bytes
 
@@ -126,6 +127,15 @@ class Document(BaseModel):
             except UnreadableDocumentError as error:
                 _log.warning("%s", error)
         return found
+
+    @property
+    def headline(self) -> str:
+        """The document in a line: the heading of its view in a notebook."""
+        return type(self).__name__
+
+    def _repr_html_(self) -> str:
+        """The view of the document in a notebook."""
+        return html_view(self.headline, dict(self))
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from batchwright.schemas.base import Document, NonNegativeInt, PositiveInt
 from batchwright.schemas.gpus import ByteInterval
@@ -167,6 +168,13 @@ class GpuEstimate(Document):
     notes: tuple[str, ...] = ()
     """Notes on this estimate."""
 
+    @property
+    @override
+    def headline(self) -> str:
+        """The largest size expected to fit."""
+        size = self.largest_micro_batch_size
+        return f"{self.gpu}: {f'a micro-batch of {size:,} is' if size else 'no micro-batch is'} expected to fit"
+
 
 class Estimate(Document):
     """Estimated memory of a workload, not measured."""
@@ -190,3 +198,9 @@ class Estimate(Document):
     """Duration of the estimate."""
     notes: tuple[str, ...] = ()
     """Notes on the whole estimate."""
+
+    @property
+    @override
+    def headline(self) -> str:
+        """The largest size of each GPU."""
+        return "; ".join(gpu.headline for gpu in self.gpus)

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pydantic import ValidationInfo, field_validator
+from typing_extensions import override
 
 from batchwright.schemas.base import Document, PositiveInt
+from batchwright.units import counted
 
 
 class PlanSummary(Document):
@@ -64,6 +66,18 @@ class Plan(PlanSummary):
             if info.data.get(name, value) != value:
                 raise ValueError(f"must agree with {name}, which is {info.data[name]}: these sizes make it {value}")
         return sizes
+
+    @property
+    @override
+    def headline(self) -> str:
+        """The sizes and their sum, such as ``34 + 33 + 33 = 100 samples per update``."""
+        shapes = Counter(self.micro_batch_sizes)
+        words = {sizes: format_sizes(sizes) if sizes[1:] else f"1 x {sizes[0]}" for sizes in shapes}
+        ranks = " and ".join(
+            words[sizes] if self.world_size == 1 else f"{counted(of_shape, 'rank')} x ({words[sizes]})"
+            for sizes, of_shape in shapes.items()
+        )
+        return f"{ranks} = {counted(self.effective_batch_size, 'sample')} per update"
 
 
 class ReachableBatch(Document):

@@ -350,6 +350,16 @@ class Recommendation(Document):
     verified: Verification | None = None
     """The last run of a training command that `batchwright verify` made with this plan; none where none was made."""
 
+    @property
+    @override
+    def headline(self) -> str:
+        """What to train with, or why there is no plan."""
+        if self.plan is None:
+            return f"No plan: {self.infeasible_reason}"
+        given = self.plan.requested_effective_batch_size
+        batch = "exactly as requested" if self.plan.exact else f"not the {given:,} that were requested"
+        return f"Train with {self.plan.headline}, {batch}"
+
     @field_validator("largest_micro_batch_size")
     @classmethod
     def _is_no_smaller_than_the_plan(cls, largest: int | None, info: ValidationInfo) -> int | None:

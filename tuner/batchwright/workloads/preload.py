@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import logging
 import os
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -63,8 +64,10 @@ def forbid_hub_kernels() -> None:
     """Make transformers build models without kernels from a hub, even if the package `kernels` is installed.
 
     Some models (Mamba, Falcon-H1) download kernels when they are imported, built or run. Must be called before
-    transformers is imported. A ``USE_HUB_KERNELS`` in the environment is kept.
+    transformers is imported. A ``USE_HUB_KERNELS`` in the environment is kept. The advice of bitsandbytes to install
+    such kernels is not logged.
     """
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     os.environ.setdefault("USE_HUB_KERNELS", "0")
 
 

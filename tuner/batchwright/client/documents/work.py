@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from batchwright.client.documents.exports import ExportRequest
 from batchwright.client.documents.problems import Problem
@@ -155,6 +156,12 @@ class WorkSummary(Named, RecommendedFigures):
     """Number of events so far, which is the id of the newest."""
     problem: Problem | None = None
     """Cause of the failure."""
+
+    @property
+    @override
+    def headline(self) -> str:
+        """The identifier, with the name, and the state."""
+        return f"{self.id}{f' ({self.name})' if self.name else ''}: {self.state.lower()}"
 
 
 class QueuePosition(Document):

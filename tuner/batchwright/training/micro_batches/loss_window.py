@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from batchwright.errors import WorkloadError
+from batchwright.html_view import html_view
 from batchwright.planning.noise_scale import GradientPart, NoiseMeasurement
+from batchwright.schemas.plans import format_sizes
 from batchwright.schemas.training import MicroBatchSplit
 from batchwright.training.micro_batches.splitting import MicroBatch
+from batchwright.units import counted
 from batchwright.workloads.base import Batch, Loss, LossTerms
 
 ONLY_TERM = "loss"
@@ -58,6 +61,12 @@ class UpdateReport:
     def loss(self) -> float:
         """The sum of the terms' means: the loss that the update minimizes."""
         return sum(self.terms.values())
+
+    def _repr_html_(self) -> str:
+        """The view of the report in a notebook."""
+        sizes = format_sizes(self.micro_batch_sizes)
+        made = "no step was made" if self.skipped else f"loss {self.loss:.4g}"
+        return html_view(f"{made}: {sizes} of {counted(self.samples, 'sample')}", vars(self))
 
 
 @dataclass
