@@ -7,12 +7,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qsl
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.problems import FieldFault
 from batchwright.suggestions import suggestion
+from batchwright_service.api.authentication import requires_scope
+from batchwright_service.api.problems import ALWAYS
 from batchwright_service.errors import MAX_FAULTS, InvalidInputError
 
 _SHOWN_LENGTH = 80
@@ -34,6 +37,32 @@ class StrictRoute(APIRoute):
             return await handler(request)
 
         return handle
+
+
+def strict_router(
+    tag: str, prefix: str = "", scope: Scope | None = None, responses: dict[int | str, dict[str, Any]] = ALWAYS
+) -> APIRouter:
+    """Return a router of strict routes, each with the id of its endpoint's name in camel case.
+
+    Args:
+        tag: the group of the routes in the OpenAPI document.
+        prefix: begins the path of every route.
+        scope: the scope that every route requires.
+        responses: the problems of every route.
+    """
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        dependencies=[] if scope is None else [requires_scope(scope)],
+        responses=responses,
+        route_class=StrictRoute,
+        generate_unique_id_function=_operation_id,
+    )
+
+
+def _operation_id(route: APIRoute) -> str:
+    first, *others = route.name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def _parameters(dependant: Dependant) -> dict[str, bool]:

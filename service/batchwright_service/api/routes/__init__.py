@@ -1,4 +1,4 @@
-"""Define the routes, one module per resource of `/v1`, and ``health`` for `/readyz` and `/metrics`.
+"""Define the routes, one module per resource of `/v1`, and ``health`` for `/livez`, `/readyz` and `/metrics`.
 
 ``work`` defines the routes that tunings and jobs share.
 

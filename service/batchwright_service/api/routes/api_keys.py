@@ -5,23 +5,23 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 
 from batchwright.client.documents.api_keys import ApiKey, CreatedKey, KeyList, KeySubmission, Scope
-from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.authentication import CurrentCaller
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import strict_body
-from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, declared
+from batchwright_service.api.problems import BODY_STATUSES, declared
 from batchwright_service.api.responses import Responses, links
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 
-router = APIRouter(prefix="/v1/keys", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("keys", "/v1/keys", Scope.ADMIN)
 
 _CREATED: Responses = {201: {"description": "Created.", "links": links("key_id", "id", "revokeKey")}}
 KeyId = Annotated[str, Path(description="Identifier of an API key.", examples=["0192f3a1b2c37000"])]
 
 
-@router.get("", operation_id="listKeys", summary="List the API keys", dependencies=[requires_scope(Scope.ADMIN)])
+@router.get("", summary="List the API keys")
 def list_keys(context: Context) -> KeyList:
     """List all API keys, revoked and expired ones included, oldest first, without their secrets."""
     return context.keys.list()
@@ -29,9 +29,7 @@ def list_keys(context: Context) -> KeyList:
 
 @router.post(
     "",
-    operation_id="createKey",
     summary="Create an API key",
-    dependencies=[requires_scope(Scope.ADMIN)],
     status_code=HTTPStatus.CREATED,
     responses=_CREATED | declared(*BODY_STATUSES),
 )
@@ -51,13 +49,7 @@ def create_key(
     return context.keys.create(submission, caller)
 
 
-@router.delete(
-    "/{key_id}",
-    operation_id="revokeKey",
-    summary="Revoke an API key",
-    dependencies=[requires_scope(Scope.ADMIN)],
-    responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
-)
+@router.delete("/{key_id}", summary="Revoke an API key", responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT))
 def revoke_key(key_id: KeyId, caller: CurrentCaller, context: Context) -> ApiKey:
     """Revoke an API key for good. The key is refused within five seconds, and stays in the list.
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import WithJsonSchema
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.audit import AuditAction, AuditPage
-from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, Moment
-from batchwright_service.api.problems import ALWAYS, declared
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.problems import declared
+from batchwright_service.api.strict_route import strict_router
 from batchwright_service.store.models import AuditFilter
 
-router = APIRouter(prefix="/v1/audit", tags=["keys"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("keys", "/v1/audit", Scope.ADMIN)
 
 _ID_PATTERN = "^[a-z0-9_]+$"
 _Action = Annotated[
@@ -44,13 +43,7 @@ _Cursor = Annotated[
 ]
 
 
-@router.get(
-    "",
-    operation_id="listAudit",
-    summary="Read the audit log",
-    dependencies=[requires_scope(Scope.ADMIN)],
-    responses=declared(HTTPStatus.BAD_REQUEST),
-)
+@router.get("", summary="Read the audit log", responses=declared(HTTPStatus.BAD_REQUEST))
 def list_audit(  # noqa: PLR0913, PLR0917 - one parameter per filter
     context: Context,
     action: _Action = None,

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.commands import CommandList
-from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
-from batchwright_service.api.problems import ALWAYS
 from batchwright_service.api.responses import on_success
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 
-router = APIRouter(prefix="/v1/commands", tags=["tunings"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("tunings", "/v1/commands", Scope.TUNINGS_READ)
 
 _REVALIDATED = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie"}
 
 
 @router.get(
     "",
-    operation_id="listCommands",
     summary="List the registered commands",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=CommandList,
     responses=on_success(headers=TAG_HEADERS) | NOT_MODIFIED,
 )

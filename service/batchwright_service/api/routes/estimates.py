@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.work import GpuList
@@ -20,20 +20,19 @@ from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, strict_body
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, StaticContent
 from batchwright_service.api.events.change_feed import ChangeFeed
-from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, declared
+from batchwright_service.api.problems import BODY_STATUSES, declared
 from batchwright_service.api.responses import on_success
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 from batchwright_service.application.estimates import EstimateCases
 
 _GPUS = StaticContent(lambda: EstimateCases.gpus().model_dump_json().encode())
 _GPU_HEADERS = {"Cache-Control": "private, no-cache", "Vary": "Accept-Encoding, Authorization, Cookie"}
 
-router = APIRouter(prefix="/v1", tags=["estimates"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("estimates", "/v1")
 
 
 @router.post(
     "/estimates",
-    operation_id="createEstimate",
     summary="Estimate what fits on GPUs",
     dependencies=[requires_scope(Scope.TUNINGS_WRITE)],
     responses=declared(*BODY_STATUSES, HTTPStatus.GATEWAY_TIMEOUT),
@@ -55,7 +54,6 @@ async def create_estimate(
 
 @router.get(
     "/gpus",
-    operation_id="listGpus",
     summary="List the known GPUs",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=GpuList,

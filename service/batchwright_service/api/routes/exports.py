@@ -7,22 +7,21 @@ from http import HTTPStatus
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 from pydantic import WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.exports import ExportFormatList, ExportRequest
 from batchwright.exports.base import Export, ExportOptions
-from batchwright_service.api.authentication import requires_scope
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import IfNoneMatch, RecommendationId
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
-from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.problems import declared
 from batchwright_service.api.responses import Responses, links, on_success
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 
-router = APIRouter(prefix="/v1", tags=["exports"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("exports", "/v1", Scope.TUNINGS_READ)
 
 _REFUSED = declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 _TEXT: Responses = {
@@ -76,12 +75,7 @@ vars(_export_parameters)["__signature__"] = Signature(
 _Parameters = Annotated[_ExportParameters, Depends(_export_parameters)]
 
 
-@router.get(
-    "/exports",
-    operation_id="listExportFormats",
-    summary="List export formats",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
-)
+@router.get("/exports", summary="List export formats")
 async def list_export_formats(context: Context) -> ExportFormatList:
     """List the formats: frameworks, which take the batch sizes, and launchers, which take the topology."""
     return context.exports.formats()
@@ -89,9 +83,7 @@ async def list_export_formats(context: Context) -> ExportFormatList:
 
 @router.get(
     "/recommendations/{recommendation_id}/exports/{format}",
-    operation_id="exportRecommendation",
     summary="Export a recommendation",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=Export,
     responses=on_success(
         headers=TAG_HEADERS,
@@ -118,9 +110,7 @@ def export_recommendation(
 
 @router.get(
     "/recommendations/{recommendation_id}/exports/{format}/{file_name}",
-    operation_id="readExportedFile",
     summary="Read one file of an export",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_class=Response,
     responses=_TEXT | _REFUSED,
 )

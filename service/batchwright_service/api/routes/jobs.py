@@ -76,7 +76,6 @@ router = _WORK.router()
 
 @router.post(
     "",
-    operation_id="submitJob",
     summary="Submit a training job",
     dependencies=[requires_scope(Scope.JOBS_RUN), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,
@@ -109,7 +108,6 @@ _WORK.add_following(router)
 
 @router.get(
     "/{job_id}/logs",
-    operation_id="readJobLog",
     summary="Read the log of a job",
     dependencies=[requires_scope(Scope.JOBS_READ)],
     response_class=Response,
@@ -126,7 +124,6 @@ def read_job_log(job_id: JobId, context: Context, tail: Tail = _DEFAULT_TAIL_BYT
 
 @router.get(
     "/{job_id}/checkpoints",
-    operation_id="listJobCheckpoints",
     summary="List the checkpoints of a job",
     dependencies=[requires_scope(Scope.JOBS_READ)],
     responses=declared(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
@@ -144,7 +141,6 @@ _WORK.add_ending(router)
 
 @router.post(
     "/{job_id}/resume",
-    operation_id="resumeJob",
     summary="Resume a job",
     dependencies=[requires_scope(Scope.JOBS_RUN), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,

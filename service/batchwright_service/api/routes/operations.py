@@ -1,46 +1,32 @@
-"""The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary`, `/v1/occupancy` and `/livez`."""
+"""The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary` and `/v1/occupancy`."""
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.fleet import Fleet
-from batchwright.client.documents.workers import DeviceList, Health, Occupancy, OccupancyPeriod, Period, Queue, Summary
-from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright.client.documents.workers import DeviceList, Occupancy, OccupancyPeriod, Period, Queue, Summary
+from batchwright_service.api.authentication import CurrentCaller
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, QueueSlot
-from batchwright_service.api.problems import COMMON_STATUSES, declared
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 
 SummaryPeriod = Annotated[Period, Query(description="Period that the summary covers.")]
 CoveredTime = Annotated[OccupancyPeriod, Query(description="Time that the occupancy covers.")]
 
-router = APIRouter(tags=["operations"], responses=declared(*COMMON_STATUSES), route_class=StrictRoute)
+router = strict_router("operations", scope=Scope.TUNINGS_READ)
 
 
-@router.get(
-    "/v1/devices",
-    operation_id="listDevices",
-    summary="List devices",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED),
-)
+@router.get("/v1/devices", summary="List devices")
 def list_devices(context: Context) -> DeviceList:
     """List the devices of the workers, with the work that each runs and the length of its queue."""
     return context.devices.list()
 
 
-@router.get(
-    "/v1/queue",
-    operation_id="readQueue",
-    summary="Read the queue",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED),
-)
+@router.get("/v1/queue", summary="Read the queue")
 def read_queue(context: Context, limit: Limit = 50, slot: QueueSlot = None) -> Queue:
     """List the queued work in the order in which workers take it, with the expected waits where they are known.
 
@@ -50,25 +36,13 @@ def read_queue(context: Context, limit: Limit = 50, slot: QueueSlot = None) -> Q
     return context.queue.read(limit, slot)
 
 
-@router.get(
-    "/v1/fleet",
-    operation_id="readFleet",
-    summary="Read the state of the fleet",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED),
-)
+@router.get("/v1/fleet", summary="Read the state of the fleet")
 def read_fleet(context: Context) -> Fleet:
     """List the clusters on which a dispatcher runs work, with their nodes and the reasons why work waits."""
     return context.devices.fleet()
 
 
-@router.get(
-    "/v1/summary",
-    operation_id="readSummary",
-    summary="Read the statistics of a period",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED),
-)
+@router.get("/v1/summary", summary="Read the statistics of a period")
 def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod = Period.DAY) -> Summary:
     """Summarize the work that ended within a period, and the work that has not ended.
 
@@ -78,13 +52,7 @@ def read_summary(context: Context, caller: CurrentCaller, period: SummaryPeriod 
     return context.summary.read(period, caller)
 
 
-@router.get(
-    "/v1/occupancy",
-    operation_id="readOccupancy",
-    summary="Read the occupancy of the devices",
-    dependencies=[requires_scope(Scope.TUNINGS_READ)],
-    responses=declared(HTTPStatus.UNAUTHORIZED),
-)
+@router.get("/v1/occupancy", summary="Read the occupancy of the devices")
 def read_occupancy(context: Context, period: CoveredTime = OccupancyPeriod.DAY) -> Occupancy:
     """Read for which share of each half hour of the last day work held each device, from the records of the work.
 
@@ -94,9 +62,3 @@ def read_occupancy(context: Context, period: CoveredTime = OccupancyPeriod.DAY) 
     before that of the last one. Deleted work does not count. The response is at most ten seconds old.
     """
     return context.occupancy.read(period)
-
-
-@router.get("/livez", operation_id="checkLiveness", summary="Check liveness")
-async def livez() -> Health:
-    """Respond as long as the process does. Nothing else is checked."""
-    return Health(status="ok")

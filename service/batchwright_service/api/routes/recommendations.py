@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from http import HTTPStatus
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.staleness import Staleness
@@ -31,17 +31,17 @@ from batchwright_service.api.dependencies import (
     Total,
 )
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS, conditional, tagged
-from batchwright_service.api.problems import ALWAYS, declared
+from batchwright_service.api.problems import declared
 from batchwright_service.api.reads.coalesced import RecommendationListQuery
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from batchwright_service.api.responses import json_response, links, on_success, submitted
 from batchwright_service.api.routes.tunings import SUBMITTED
 from batchwright_service.api.routes.work import SUBMISSION_STATUSES
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 from batchwright_service.errors import NotFoundError
 from batchwright_service.store.models import RecommendationFilter
 
-router = APIRouter(prefix="/v1/recommendations", tags=["recommendations"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("recommendations", "/v1/recommendations")
 
 _UNCHANGING = {"Cache-Control": "private, max-age=3600, immutable", "Vary": "Authorization, Cookie"}
 _JOB_LINK = {
@@ -54,7 +54,6 @@ _JOB_LINK = {
 
 @router.get(
     "",
-    operation_id="listRecommendations",
     summary="List recommendations",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=RecommendationPage,
@@ -96,7 +95,6 @@ async def list_recommendations(  # noqa: PLR0913, PLR0917 - one parameter per fi
 
 @router.get(
     "/{recommendation_id}",
-    operation_id="getRecommendation",
     summary="Read a recommendation",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     response_model=Recommendation,
@@ -114,7 +112,6 @@ async def get_recommendation(
 
 @router.get(
     "/{recommendation_id}/staleness",
-    operation_id="readStaleness",
     summary="Read whether a recommendation still holds",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.NOT_FOUND),
@@ -129,7 +126,6 @@ def read_staleness(recommendation_id: RecommendationId, context: Context) -> Sta
 
 @router.post(
     "/{recommendation_id}/confirm",
-    operation_id="confirmRecommendation",
     summary="Confirm a recommendation",
     dependencies=[requires_scope(Scope.TUNINGS_WRITE), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,

@@ -68,7 +68,6 @@ router = _WORK.router()
 
 @router.post(
     "",
-    operation_id="submitTuning",
     summary="Submit a tuning",
     dependencies=[requires_scope(Scope.TUNINGS_WRITE), WAKES_WORKERS],
     status_code=HTTPStatus.ACCEPTED,
@@ -96,7 +95,6 @@ _WORK.add_bulk(router)
 
 @router.get(
     "/{tuning_id}/probes",
-    operation_id="listProbes",
     summary="Read the evidence of a tuning",
     dependencies=[requires_scope(Scope.TUNINGS_READ)],
     responses=declared(HTTPStatus.NOT_FOUND),

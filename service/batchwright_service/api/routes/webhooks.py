@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import WithJsonSchema
 
 from batchwright.client.documents.api_keys import Scope
@@ -18,16 +18,15 @@ from batchwright.client.documents.webhooks import (
     WebhookSubmission,
     WebhookWithSecret,
 )
-from batchwright_service.api.authentication import CurrentCaller, requires_scope
+from batchwright_service.api.authentication import CurrentCaller
 from batchwright_service.api.context import Context
 from batchwright_service.api.dependencies import Limit, strict_body
-from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, declared
+from batchwright_service.api.problems import BODY_STATUSES, declared
 from batchwright_service.api.responses import Responses, links
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 
-router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], responses=ALWAYS, route_class=StrictRoute)
+router = strict_router("webhooks", "/v1/webhooks", Scope.ADMIN)
 
-_ADMIN = [requires_scope(Scope.ADMIN)]
 _CREATED: Responses = {
     201: {"description": "Registered.", "links": links("webhook_id", "id", "listDeliveries", "testWebhook")}
 }
@@ -50,7 +49,7 @@ _Cursor = Annotated[
 ]
 
 
-@router.get("", operation_id="listWebhooks", summary="List the webhooks", dependencies=_ADMIN)
+@router.get("", summary="List the webhooks")
 def list_webhooks(context: Context) -> WebhookList:
     """List all webhooks, oldest first, without their secrets, with the counts of what is not delivered."""
     return context.webhooks.list()
@@ -58,9 +57,7 @@ def list_webhooks(context: Context) -> WebhookList:
 
 @router.post(
     "",
-    operation_id="createWebhook",
     summary="Register a webhook",
-    dependencies=_ADMIN,
     status_code=HTTPStatus.CREATED,
     responses=_CREATED | declared(*BODY_STATUSES, HTTPStatus.CONFLICT),
 )
@@ -82,9 +79,7 @@ def create_webhook(
 
 @router.delete(
     "/{webhook_id}",
-    operation_id="deleteWebhook",
     summary="Delete a webhook",
-    dependencies=_ADMIN,
     status_code=HTTPStatus.NO_CONTENT,
     responses=declared(HTTPStatus.NOT_FOUND),
 )
@@ -96,12 +91,10 @@ def delete_webhook(webhook_id: WebhookId, caller: CurrentCaller, context: Contex
 
 @router.post(
     "/{webhook_id}/rotate",
-    operation_id="rotateWebhookSecret",
     summary="Replace the secret of a webhook",
-    dependencies=_ADMIN,
     responses=declared(*BODY_STATUSES, HTTPStatus.NOT_FOUND),
 )
-def rotate_secret(
+def rotate_webhook_secret(
     webhook_id: WebhookId,
     rotation: Annotated[SecretRotation, strict_body(SecretRotation)],
     caller: CurrentCaller,
@@ -115,22 +108,18 @@ def rotate_secret(
 
 @router.post(
     "/{webhook_id}/test",
-    operation_id="testWebhook",
     summary="Send a test message",
-    dependencies=_ADMIN,
     status_code=HTTPStatus.ACCEPTED,
     responses=declared(HTTPStatus.NOT_FOUND),
 )
-def try_webhook(webhook_id: WebhookId, context: Context) -> Delivery:
+def test_webhook(webhook_id: WebhookId, context: Context) -> Delivery:
     """Send a message of the type `webhook.test`. Its delivery is in the list."""
     return context.webhooks.test(webhook_id)
 
 
 @router.get(
     "/{webhook_id}/deliveries",
-    operation_id="listDeliveries",
     summary="List the deliveries to a webhook",
-    dependencies=_ADMIN,
     responses=declared(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),
 )
 def list_deliveries(
@@ -145,9 +134,7 @@ def list_deliveries(
 
 @router.post(
     "/{webhook_id}/deliveries/{delivery_id}/resend",
-    operation_id="resendDelivery",
     summary="Send a message again",
-    dependencies=_ADMIN,
     status_code=HTTPStatus.ACCEPTED,
     responses=declared(HTTPStatus.NOT_FOUND),
 )

@@ -27,11 +27,11 @@ from batchwright_service.api.dependencies import (
 )
 from batchwright_service.api.etags import NOT_MODIFIED, TAG_HEADERS
 from batchwright_service.api.events.streaming import event_stream, long_poll
-from batchwright_service.api.problems import ALWAYS, BODY_STATUSES, RETRY_AFTER_HEADER, declared
+from batchwright_service.api.problems import BODY_STATUSES, RETRY_AFTER_HEADER, declared
 from batchwright_service.api.reads.coalesced import WorkListQuery
 from batchwright_service.api.reads.row_streams import ROW_CONTENT, RowFormat, stream_rows
 from batchwright_service.api.responses import DELETED, EVENT_STREAM, json_response, links, on_success
-from batchwright_service.api.strict_route import StrictRoute
+from batchwright_service.api.strict_route import strict_router
 
 SUBMISSION_STATUSES = (*BODY_STATUSES, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS)
 """Statuses of the problems of every submission."""
@@ -78,7 +78,7 @@ class WorkRoutes:
     def router(self) -> APIRouter:
         """Return a router without routes, for the path of the collection."""
         collection = f"{self.kind}s"
-        return APIRouter(prefix=f"/v1/{collection}", tags=[collection], responses=ALWAYS, route_class=StrictRoute)
+        return strict_router(collection, f"/v1/{collection}")
 
     def add_reading(self, router: APIRouter) -> None:
         """Add the routes that list the work and read an item."""
