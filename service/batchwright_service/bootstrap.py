@@ -129,7 +129,12 @@ def build(
     limits = EstimateLimits(slots=settings.estimate_slots)
     estimates = EstimateCases(estimator.estimate, application.policy, installed, limits, instruments.metrics)
     context = _context(settings, application, estimates, worker, receivers)
-    _collect_metrics(instruments, store, settings, context.readiness)
+    collect = instruments.metrics.collect
+    collect("the queue", store.queue.depths, queue_families)
+    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds))
+    collect("the fleet", store.fleet.reports, fleet_families)
+    collect("webhooks", store.deliveries.backlog, backlog_families)
+    collect("the readiness", context.readiness.is_ready, readiness_families)
     return System(
         context=context,
         estimator=estimator,
@@ -172,16 +177,6 @@ def _application(settings: Settings, store: Store, hit_counter: HitCounter) -> A
         commands=registered_commands(settings.model_copy(update={"worker": False})),
         hit_counter=hit_counter,
     )
-
-
-def _collect_metrics(instruments: Instruments, store: Store, settings: Settings, readiness: Readiness) -> None:
-    """Include the readiness and the counts of the store in each scrape."""
-    collect = instruments.metrics.collect
-    collect("the queue", store.queue.depths, queue_families)
-    collect("the devices", store.devices.list, partial(device_families, lease_seconds=settings.lease_seconds))
-    collect("the fleet", store.fleet.reports, fleet_families)
-    collect("webhooks", store.deliveries.backlog, backlog_families)
-    collect("the readiness", readiness.is_ready, readiness_families)
 
 
 def _deliverer(settings: Settings, receivers: AllowedReceivers, store: Store, instruments: Instruments) -> Deliverer:

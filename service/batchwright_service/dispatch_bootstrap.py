@@ -38,25 +38,16 @@ def build_dispatcher(settings: Settings) -> WorkerSystem:
         ConfigurationError: when the settings are invalid, or the packages of the engine are not installed.
         StoreUnavailableError: when the database cannot be reached.
     """
-    check_cluster(settings)
-    engine = _engine(settings)
-    system = assemble_worker(settings, [], {})
-    pause = max(_SHORTEST_PAUSE_SECONDS, settings.poll_seconds)
-    return replace(system, coordinator=Dispatcher(system.store, engine, settings.lease_seconds, pause))
-
-
-def check_cluster(settings: Settings) -> None:
-    """Check the settings of a cluster.
-
-    Raises:
-        ConfigurationError: naming the setting and the remedy.
-    """
     if settings.ray and settings.slurm:
         raise ConfigurationError("BATCHWRIGHT_RAY and BATCHWRIGHT_SLURM exclude each other: run a service for each")
     if not settings.url.startswith("postgresql"):
         raise ConfigurationError(
             "the nodes of a cluster need a store that all of them reach: BATCHWRIGHT_DATABASE_URL, a URL of PostgreSQL"
         )
+    engine = _engine(settings)
+    system = assemble_worker(settings, [], {})
+    pause = max(_SHORTEST_PAUSE_SECONDS, settings.poll_seconds)
+    return replace(system, coordinator=Dispatcher(system.store, engine, settings.lease_seconds, pause))
 
 
 def environment_of_nodes(settings: Settings, *, is_public: bool) -> dict[str, str]:

@@ -110,21 +110,17 @@ def _on_http_exception(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = ", ".join(_methods_of(request))
+        # The framework names those of one route of the path only.
+        path, paths = request.url.path, request.app.openapi()["paths"]
+        patterns = ((re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), found) for template, found in paths.items())
+        matching = (operations for pattern, operations in patterns if re.fullmatch(pattern, path))
+        found = {method.upper() for method in paths.get(path) or next(matching, ("get",))}
+        headers["Allow"] = ", ".join(sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set())))
         if request.method == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
     code = status.phrase.lower().replace(" ", "-")
     detail = f"{request.method} {request.url.path}: {error.detail}"
     return _response(make_problem(status, code, status.phrase, detail), headers)
-
-
-def _methods_of(request: Request) -> list[str]:
-    """Return every method of the path. The framework names those of one route only."""
-    path, paths = request.url.path, request.app.openapi()["paths"]
-    patterns = ((re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), found) for template, found in paths.items())
-    matching = (operations for pattern, operations in patterns if re.fullmatch(pattern, path))
-    found = {method.upper() for method in paths.get(path) or next(matching, ("get",))}
-    return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
 
 def _on_invalid_request(_request: Request, error: Exception) -> Response:

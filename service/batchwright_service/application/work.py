@@ -79,7 +79,10 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """
 
         def respond() -> SubmissionResponse:
-            check_priority(submission.priority, caller)
+            if submission.priority > 0 and not caller.may(Scope.ADMIN):
+                raise ScopeMissingError(
+                    f"priority {submission.priority}: above 0 needs the scope {Scope.ADMIN}; send at most 0"
+                )
             return self._submit(submission, caller, idempotency)
 
         return self._respond(idempotency, respond)
@@ -245,16 +248,6 @@ def _check_owner(work: WorkItem | WorkHead, caller: Caller, verb: str) -> None:
 def _refused(work_id: str, error: ServiceError) -> BulkResult:
     problem = problem_of(error)
     return BulkResult(id=work_id, status=error.status, problem=problem)
-
-
-def check_priority(priority: int, caller: Caller) -> None:
-    """Refuse a raised priority without the scope `admin`.
-
-    Raises:
-        ScopeMissingError: naming the priority and the scope.
-    """
-    if priority > 0 and not caller.may(Scope.ADMIN):
-        raise ScopeMissingError(f"priority {priority}: above 0 needs the scope {Scope.ADMIN}; send at most 0")
 
 
 def model_name(spec: WorkloadSpec | CommandSpec) -> str:

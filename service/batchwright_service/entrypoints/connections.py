@@ -171,7 +171,14 @@ class BoundedProtocol(H11Protocol):
             self._seen, self._seen_since = (phase, self.cycle), now
         elif phase is not ConnectionPhase.RESPONSE and now - self._seen_since > self._allowed_seconds(phase):
             self._time_out(phase)
-        self._check_unread(now)
+        # A peer that does not read would be waited for when the connection is closed.
+        size = self.transport.get_write_buffer_size()
+        if size == 0:
+            self._unread = None
+        elif self._unread is None or self._resumed != self._unread[0] or size <= self._unread[1] - _PROGRESS_BYTES:
+            self._unread, self._unread_since = (self._resumed, size), now
+        elif now - self._unread_since > self.registry.limits.unread_seconds:
+            self.transport.abort()
 
     def abort(self) -> None:
         """Close the connection at once, in favour of a newer one."""
@@ -180,16 +187,6 @@ class BoundedProtocol(H11Protocol):
     def _allowed_seconds(self, phase: ConnectionPhase) -> float:
         limits = self.registry.limits
         return limits.head_seconds if phase is ConnectionPhase.HEAD else limits.body_seconds
-
-    def _check_unread(self, now: float) -> None:
-        """Abort the connection when its peer does not read the response; closing it would wait for the peer too."""
-        size = self.transport.get_write_buffer_size()
-        if size == 0:
-            self._unread = None
-        elif self._unread is None or self._resumed != self._unread[0] or size <= self._unread[1] - _PROGRESS_BYTES:
-            self._unread, self._unread_since = (self._resumed, size), now
-        elif now - self._unread_since > self.registry.limits.unread_seconds:
-            self.transport.abort()
 
     def _time_out(self, phase: ConnectionPhase) -> None:
         if self.transport.is_closing():
@@ -249,7 +246,14 @@ class BoundedListener(socket.socket):
             if error.errno not in _EXHAUSTED or self._spare < 0:
                 raise
             _log.warning("refused a connection: %s", error.strerror)
-        self._refuse_one()
+        # Left waiting, the connection would wake the loop again.
+        os.close(self._spare)
+        try:
+            super().accept()[0].close()
+        except OSError:
+            pass  # the peer closed it, or another thread took the descriptor: the loop tries again
+        finally:
+            self._spare = _spare_or_none()
         raise BlockingIOError
 
     @override
@@ -263,16 +267,6 @@ class BoundedListener(socket.socket):
     def _begin_iteration(self) -> None:
         self._accepted = 0
         if self._spare < 0 and self.fileno() >= 0:
-            self._spare = _spare_or_none()
-
-    def _refuse_one(self) -> None:
-        """Accept and close a connection with the reserved descriptor: left waiting, it would wake the loop again."""
-        os.close(self._spare)
-        try:
-            super().accept()[0].close()
-        except OSError:
-            pass  # the peer closed it, or another thread took the descriptor: the loop tries again
-        finally:
             self._spare = _spare_or_none()
 
 

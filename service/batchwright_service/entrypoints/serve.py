@@ -27,7 +27,6 @@ from batchwright_service.entrypoints.signals import exiting_at_signals, handling
 from batchwright_service.errors import ConfigurationError, ServiceError
 from batchwright_service.observability.logging import announce, configure_logging
 from batchwright_service.settings import Settings, withhold_variables
-from batchwright_service.store.api_keys import KeyStore
 from batchwright_service.worker.hosting.child_process import DISPATCHER, ENTRY
 from batchwright_service.worker.hosting.interface import Workers
 
@@ -63,25 +62,16 @@ def check_and_build(settings: Settings) -> System:
     try:
         if settings.admin_key_file is not None:
             KeyCases(system.store.keys).store_admin_key(settings.admin_key_file)
-        require_keys_beyond_loopback(settings, system.store.keys)
+        if not settings.listens_on_loopback and not system.store.keys.exist():
+            raise ConfigurationError(
+                f"refusing to listen on {settings.host}: there is no API key yet. Create one with "
+                "`batchwright admin keys create` on the same database, or name a file with one in "
+                "BATCHWRIGHT_ADMIN_KEY_FILE, or listen on 127.0.0.1"
+            )
     except ServiceError:
         system.stop()
         raise
     return system
-
-
-def require_keys_beyond_loopback(settings: Settings, keys: KeyStore) -> None:
-    """Refuse to listen beyond loopback while no API key exists.
-
-    Raises:
-        ConfigurationError: naming the address and the remedy.
-    """
-    if not settings.listens_on_loopback and not keys.exist():
-        raise ConfigurationError(
-            f"refusing to listen on {settings.host}: there is no API key yet. Create one with "
-            "`batchwright admin keys create` on the same database, or name a file with one in "
-            "BATCHWRIGHT_ADMIN_KEY_FILE, or listen on 127.0.0.1"
-        )
 
 
 def serve_system(settings: Settings, system: System) -> None:

@@ -140,7 +140,12 @@ class LeaseStore:
         missed: list[int] = []
         try:
             with admitted(self._engine, read_transaction, lease_waits.CLAIM_SECONDS) as connection:
-                claimers = _claimers(connection, wanted)
+                prospects = prospects_of(connection, [served for served, _ in wanted])
+                claimers = {
+                    index: Claimer(served, prospect.lanes, lease_seconds, is_blocked=prospect.is_blocked)
+                    for index, (served, lease_seconds) in enumerate(wanted)
+                    if (prospect := prospects.get(served.slot)) is not None
+                }
                 if connection.dialect.name == "postgresql":
                     together = [index for index, claimer in claimers.items() if claimer.is_simple]
                     rows = claim_and_commit(connection, [claimers.pop(index) for index in together]) if together else []
@@ -244,16 +249,6 @@ class LeaseStore:
         held = and_(_work.slot == slot, is_held, dead)
         with write_transaction(self._engine) as connection:
             connection.execute(update(work_items).where(held).values(lease_expires_at=0, expiry_check_at=0))
-
-
-def _claimers(connection: Connection, wanted: Sequence[Wanted]) -> dict[int, Claimer]:
-    """Return the devices for which there is something to claim, by their indexes."""
-    prospects = prospects_of(connection, [served for served, _ in wanted])
-    return {
-        index: Claimer(served, prospect.lanes, lease_seconds, is_blocked=prospect.is_blocked)
-        for index, (served, lease_seconds) in enumerate(wanted)
-        if (prospect := prospects.get(served.slot)) is not None
-    }
 
 
 def _claim_of(row: Any) -> Claim:  # noqa: ANN401 - a row of `CLAIM_AT_ONCE`

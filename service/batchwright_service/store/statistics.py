@@ -132,12 +132,15 @@ class StatisticsStore:
             hits, misses = connection.execute(sums.where(_hits.hour >= since // _MS_PER_HOUR)).one()
             gained = select(*_gain).where(is_gained, _recommendation.created_at > since)
             newest = gained.order_by(_recommendation.created_at.desc()).limit(_MAX_GAINS)
+            # Few tunings end without a plan.
+            ended = recommendations.join(work_items, _work.recommendation_id == _recommendation.id)
+            conditions = (is_infeasible, _work.kind == WorkKind.TUNING, _work.ended_at > since)
             return Totals(
                 work=tuple(_work_total(row) for row in connection.execute(_counted(since)).mappings()),
                 failures=tuple(_failures(connection, group) for group in groups),
                 hits=int(hits or 0),
                 misses=int(misses or 0),
-                infeasible=connection.execute(_infeasible_since(since)).scalar_one(),
+                infeasible=connection.execute(select(func.count()).select_from(ended).where(*conditions)).scalar_one(),
                 gains=tuple(RecordedGain(*row) for row in connection.execute(newest)),
             )
 
@@ -180,13 +183,6 @@ def _counted(since: int) -> Select[Any]:
     columns = (parts.c.kind, parts.c.state, parts.c.slot)
     sums = (func.sum(parts.c.count).label("count"), func.sum(parts.c.ms).label("ms"))
     return select(*columns, *sums).group_by(*columns)
-
-
-def _infeasible_since(since: int) -> Select[Any]:
-    """Select the number of tunings that ended after ``since`` with a recommendation without a plan, of which few do."""
-    ended = recommendations.join(work_items, _work.recommendation_id == _recommendation.id)
-    conditions = (is_infeasible, _work.kind == WorkKind.TUNING, _work.ended_at > since)
-    return select(func.count()).select_from(ended).where(*conditions)
 
 
 def _busy(start: int, now: int, length: int) -> Select[Any]:

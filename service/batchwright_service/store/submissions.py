@@ -212,7 +212,13 @@ def _store_request(connection: Connection, idempotency: Idempotency, work_id: st
 
     It comes first in its transaction: a concurrent request with the key waits here, then finds the stored one.
     """
-    _delete_expired(connection, idempotency)
+    # This key if it has expired, and some other expired ones.
+    expired = _key.created_at <= _oldest_kept()
+    own = and_(_key.owner == idempotency.owner, _key.key == idempotency.key)
+    connection.execute(delete(idempotency_keys).where(own, expired))
+    others = select(_key.owner, _key.key).where(expired).order_by(_key.created_at).limit(_DELETED_PER_INSERT)
+    batch = tuple_(_key.owner, _key.key).in_(others.with_for_update(skip_locked=True))
+    connection.execute(delete(idempotency_keys).where(batch))
     values = {
         "owner": idempotency.owner,
         "key": idempotency.key,
@@ -232,16 +238,6 @@ def _find_request(connection: Connection, owner: str, key: str) -> StoredRequest
     own = and_(_key.owner == owner, _key.key == key, _key.created_at > _oldest_kept())
     row = connection.execute(select(idempotency_keys).where(own)).first()
     return None if row is None else StoredRequest(row.digest, row.work_id, row.status)
-
-
-def _delete_expired(connection: Connection, idempotency: Idempotency) -> None:
-    """Delete this key if it has expired, and some other expired keys."""
-    expired = _key.created_at <= _oldest_kept()
-    own = and_(_key.owner == idempotency.owner, _key.key == idempotency.key)
-    connection.execute(delete(idempotency_keys).where(own, expired))
-    others = select(_key.owner, _key.key).where(expired).order_by(_key.created_at).limit(_DELETED_PER_INSERT)
-    batch = tuple_(_key.owner, _key.key).in_(others.with_for_update(skip_locked=True))
-    connection.execute(delete(idempotency_keys).where(batch))
 
 
 def _oldest_kept() -> Any:  # noqa: ANN401 - an expression of SQLAlchemy's

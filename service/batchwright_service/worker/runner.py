@@ -151,7 +151,11 @@ class WorkRunner:
         environment = probe_environment(request, served)
         tuning = TuningSession(request, served.device, environment=environment, versions=served.versions, peers=peers)
         if recorded:
-            _require_same_environment(tuning, item)
+            if tuning.fingerprint != item.fingerprint:
+                raise EnvironmentChangedError(
+                    f"{item.probes} probes ran before the device, its memory or a version changed "
+                    f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
+                )
         elif (answer := self._answer(item, tuning, holder)) is not None:
             return answer
         stored = holder.retry(lambda: warm_start_of(store.recommendations, item))
@@ -303,15 +307,6 @@ class _RecordingHooks(TuningHooks):
             return None
         need = HardwareNeed.of_kind(self.context.served.device, hardware.devices_per_node)
         return Binding(need.lane, conditions.fingerprint, conditions.request_fingerprint)
-
-
-def _require_same_environment(tuning: TuningSession, item: WorkItem) -> None:
-    """Refuse to go on with recorded probes that ran under other versions or limits than the next one would."""
-    if tuning.fingerprint != item.fingerprint:
-        raise EnvironmentChangedError(
-            f"{item.probes} probes ran before the device, its memory or a version changed "
-            f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
-        )
 
 
 def _restore(

@@ -221,7 +221,15 @@ class CommandJob:
 
     def _read_result(self, command: FreshCommand) -> TrainingResult:
         if command.was_abandoned:
-            self._kill_orphans()
+            # The subreaper was killed: the kernel has ended the command, but not its children.
+            deadline = time.monotonic() + _ENDING_SECONDS
+            while (left := processes_of(self._folder)) and time.monotonic() < deadline:
+                for process in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                time.sleep(_ORPHANS_SECONDS)
+        # Of this start, and not of an earlier one in the folder.
+        length = min(_OUTPUT_BYTES, _size(self.paths.log) - self._log_start)
         return result_of_job(
             EndedJob(
                 figures=self._figures,
@@ -232,24 +240,10 @@ class CommandJob:
                 stopped_by=self._stopped_by,
                 is_killed=self._is_killed,
                 kernel_oom_kills=kernel_oom_kills() - self._kills_before,
-                output=self._last_output(),
+                output=tail(self.paths.log, length) if length > 0 else "",
                 seconds=time.monotonic() - self._began,
             )
         )
-
-    def _kill_orphans(self) -> None:
-        """Kill the tree of a subreaper that was killed: the kernel has ended the command, but not its children."""
-        deadline = time.monotonic() + _ENDING_SECONDS
-        while (left := processes_of(self._folder)) and time.monotonic() < deadline:
-            for process in left:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            time.sleep(_ORPHANS_SECONDS)
-
-    def _last_output(self) -> str:
-        """The end of the output of this start, not of an earlier one in the folder."""
-        length = min(_OUTPUT_BYTES, _size(self.paths.log) - self._log_start)
-        return tail(self.paths.log, length) if length > 0 else ""
 
 
 def _size(path: Path) -> int:

@@ -145,12 +145,13 @@ class CommandProbe:
         self._reports.read()
         oom_kills = kernel_oom_kills() - kills_before
         own = self._cards.get(self._device.id)
+        # An OOM that was reported while the command ended comes first.
         return EndedCommand(
             request=self._request,
             model=self._spec.model,
             figures=self._figures,
             updates=self._updates,
-            ending=self._oom_first(ending),
+            ending=EndReason.OOM if ending is not EndReason.FINISHED and self._has_oom() else ending,
             reports=self._reports,
             requested_at=requested_at,
             ended_at=time.monotonic(),
@@ -165,10 +166,6 @@ class CommandProbe:
             is_of_plan=self._figures.micro_batch_size * self._figures.accumulation_steps
             == self._request.samples_per_window,
         )
-
-    def _oom_first(self, ending: EndReason) -> EndReason:
-        """The reason for the end; an OOM that was reported while the command ended comes first."""
-        return EndReason.OOM if ending is not EndReason.FINISHED and self._has_oom() else ending
 
     def _follow(self, command: KeptProcess, began: float, should_stop: Callable[[], bool]) -> EndReason:
         looked_at, failed_at = 0.0, None

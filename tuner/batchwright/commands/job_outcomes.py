@@ -10,7 +10,7 @@ from batchwright.commands.reports import Event
 from batchwright.commands.templates import Figures
 from batchwright.hardware.failures import FailureKind, oom_in_words, printed_error
 from batchwright.schemas.recommendation import Recommendation
-from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
+from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright.system.process_exit import ExitKind, classify_exit
 from batchwright.units import counted, format_bytes, format_use
 
@@ -71,7 +71,8 @@ _Verdict = tuple[RunOutcome, str | None, str]
 
 
 def _outcome(ended: EndedJob) -> _Verdict:  # noqa: PLR0911 - one per ending
-    made = describe_progress(ended.reports.progress)
+    samples = f" ({ended.reports.progress.samples_seen:,} samples)" if ended.reports.progress.samples_seen else ""
+    made = counted(ended.reports.progress.update, "update") + samples
     if ended.start_error is not None:
         return RunOutcome.FAILED, "not-started", f"the command could not be started: {ended.start_error}"
     progress = ended.reports.progress
@@ -154,9 +155,3 @@ def _notes(ended: EndedJob, outcome: RunOutcome) -> list[str]:
         what = "no update of it was counted" if ended.reports.has_torch else "no process of it imported torch"
         notes.append(f"{what}, so that neither its updates nor its peak are known")
     return notes
-
-
-def describe_progress(progress: CommandProgress) -> str:
-    """Describe counted updates: `12 updates (1,152 samples)`."""
-    samples = f" ({progress.samples_seen:,} samples)" if progress.samples_seen else ""
-    return counted(progress.update, "update") + samples

@@ -28,7 +28,9 @@ def run_explaining_crashes(attempt: Attempt, request: ProbeRequest, device_kind:
     second, crashed_again = attempt(request)
     if not crashed_again:
         return second
-    higher = control_limit(request.limit_bytes)
+    # Leaves memory to the host.
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    higher = max(request.limit_bytes, min(_CONTROL_FACTOR * request.limit_bytes, available // 2))
     control, _ = attempt(request.model_copy(update={"limit_bytes": higher}))
     if control.outcome is not Outcome.FIT:
         return first
@@ -37,9 +39,3 @@ def run_explaining_crashes(attempt: Attempt, request: ProbeRequest, device_kind:
     under = f"twice under {format_bytes(request.limit_bytes)}, and fits under {format_bytes(higher)}"
     message = f"crashed{with_signal} {under}"
     return first.model_copy(update={"outcome": Outcome.OOM, "message": message, "traceback": None})
-
-
-def control_limit(limit_bytes: int) -> int:
-    """Return a higher limit to test whether ``limit_bytes`` caused a crash; it leaves memory to the host. Bytes."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(limit_bytes, min(_CONTROL_FACTOR * limit_bytes, available // 2))

@@ -43,7 +43,13 @@ def recommend(
     plan = plan_of_size(request.effective_batch_size, world_size, size) if size and not refusal else None
     uniform = uniform_plan(request.effective_batch_size, world_size, size) if size and request.uniform else None
     listed = _alternatives(finished)
-    statement = finished.proof.statement + _probes_in_words(finished)
+    ranks = max((len(probe.ranks) for probe in finished.probes), default=0)
+    words = f" All {ranks} ranks ran." if ranks else ""
+    if finished.simulated_ranks is not None:
+        words = f" One rank ran, in a simulated group of {finished.simulated_ranks} ranks."
+    if finished.request.command is None and finished.request.workload.is_pretrained:
+        words += " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
+    statement = finished.proof.statement + words
     proof = finished.proof.model_copy(update={"statement": statement})
     found = Recommendation(
         plan=plan,
@@ -157,14 +163,3 @@ def _timings(finished: FinishedTuning, total_seconds: float) -> Timings:
         probes=len(probes),
         out_of_memory_probes=sum(probe.outcome is Outcome.OOM for probe in probes),
     )
-
-
-def _probes_in_words(finished: FinishedTuning) -> str:
-    """The ranks of the probes and the weights of a pretrained model, as the end of a proof's statement."""
-    ranks = max((len(probe.ranks) for probe in finished.probes), default=0)
-    words = f" All {ranks} ranks ran." if ranks else ""
-    if finished.simulated_ranks is not None:
-        words = f" One rank ran, in a simulated group of {finished.simulated_ranks} ranks."
-    if finished.request.command is None and finished.request.workload.is_pretrained:
-        words += " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
-    return words

@@ -299,12 +299,13 @@ class MicroBatchSearch:
         """The posterior by an estimate and the probes so far."""
         parameters = self._parameters
         limit = estimate.usable_of(self._reservable_bytes) or limit
+        known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         return from_estimate(
             self._measured(bracket.low),
             limit,
             2 * self.space.bound,
             estimate.used_bytes,
-            self._surplus(estimate),
+            min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None,
             elastic=self.space.elastic,
             replayed=estimate.usable_bytes is not None,
             correction=self._standing_correction(estimate, limit),
@@ -343,11 +344,6 @@ class MicroBatchSearch:
         """Measured sizes up to the candidate ``low``, with their peaks."""
         measured = {self.space.size(index): fit.used_bytes for index, fit in self._fits.items() if index <= low}
         return sorted((size, used) for size, used in measured.items() if used)
-
-    def _surplus(self, estimate: ExpectedPeaks) -> int | None:
-        """Bytes held between updates beyond those of the estimate."""
-        known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
-        return min(known) - estimate.resident_bytes if known and estimate.resident_bytes is not None else None
 
     @property
     def _reservable_bytes(self) -> int | None:

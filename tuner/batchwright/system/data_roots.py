@@ -65,7 +65,7 @@ class DataRoots:
         self.resolve(path)  # nothing outside the folders is opened, not even to check it
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._check(path_of_descriptor(descriptor), path)
+            self._check(Path(f"/proc/self/fd/{descriptor}").readlink(), path)
             _check_regular(descriptor, path)
             return os.fdopen(descriptor, "rb")
         except BaseException:
@@ -84,11 +84,6 @@ class DataRoots:
 
 ANY_FILE = DataRoots(None)
 """No restriction: any file may be read."""
-
-
-def path_of_descriptor(descriptor: int) -> Path:
-    """Return the kernel's path of an opened file."""
-    return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
 def literal_prefix(pattern: str) -> str:

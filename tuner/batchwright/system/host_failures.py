@@ -125,13 +125,9 @@ def _cause_of(error: BaseException) -> Cause | None:
     if any(base.__name__ == "NVMLError" for base in type(error).__mro__):
         return Cause.DEVICE
     if isinstance(error, (OSError, RuntimeError)) or type(error).__name__ == "SafetensorError":
-        return cause_of_message(str(error))
+        message = str(error)
+        return next((cause for words, cause in _CAUSE_BY_MESSAGE.items() if words.lower() in message.lower()), None)
     return None
-
-
-def cause_of_message(message: str) -> Cause | None:
-    """Return the host failure that an error message reports, else None."""
-    return next((cause for words, cause in _CAUSE_BY_MESSAGE.items() if words.lower() in message.lower()), None)
 
 
 def _describe(error: BaseException) -> str:
@@ -223,7 +219,13 @@ def check_host(folders: list[Path], needed_bytes: int = 0) -> HostFailure | None
         The first failure, or None.
     """
     try:
-        _check_descriptors()
+        opened: list[int] = []
+        try:
+            while len(opened) < _CHECK_DESCRIPTORS:
+                opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
         for folder in folders:
             _check_writable(folder)
         _check_space(folders[0], needed_bytes)
@@ -234,16 +236,6 @@ def check_host(folders: list[Path], needed_bytes: int = 0) -> HostFailure | None
     except Exception as error:  # noqa: BLE001 - without descriptors or memory anything may be raised
         return host_failure_of(error) or HostFailure(Cause.PROCESSES, f"{type(error).__name__}: {error}")
     return None
-
-
-def _check_descriptors() -> None:
-    opened: list[int] = []
-    try:
-        while len(opened) < _CHECK_DESCRIPTORS:
-            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
 
 
 def _check_writable(folder: Path) -> None:

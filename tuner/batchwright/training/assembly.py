@@ -146,11 +146,25 @@ def build_run(
     seed_everything(request.seed)
     model = build_model(spec, workload)
     base_sha256 = _base_digest(spec, model, ranks)
-    engine = _build_engine(spec, workload, model, device, ranks)
+    sharded = is_sharded(spec, ranks)
+    if sharded:
+        shard(model, device.torch_device, ranks.size)
+    model.to(device.torch_device)
+    if spec.compile:
+        model.compile()
+    engine = UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=sharded)
     engine.accumulation.largest_micro_batch = micro_batch_size
     lr_scheduler = build_lr_scheduler(spec.schedule, workload, engine.optimizer, request.updates)
     seed_rank(request.seed, ranks, update=0)
-    _note_small_data(batch_schedule, notes)
+    batch, samples = batch_schedule.effective_batch_size, batch_schedule.samples
+    if batch > samples:
+        notes.append(
+            f"the data has {samples} samples, below the effective batch of {batch}: each update uses all of them"
+        )
+    # All that the weights depend on: equal in all checkpoints of one run.
+    identity = {**run_identity(recommendation, request), "samples": len(data)}
+    if isinstance(workload, BuildsLRScheduler):
+        identity["number of updates under a schedule"] = request.updates
     return RunParts(
         recommendation=recommendation,
         request=request,
@@ -164,9 +178,7 @@ def build_run(
         engine=engine,
         lr_scheduler=lr_scheduler,
         evaluation=_build_evaluation(recommendation, request, workload, run_data.held_out, engine, device, ranks),
-        checkpoints=Checkpoints(
-            paths, _checkpoint_identity(recommendation, request, workload, len(data)), request.keep_checkpoints
-        ),
+        checkpoints=Checkpoints(paths, canonical_json(identity), request.keep_checkpoints),
         base_sha256=base_sha256,
         notes=notes,
     )
@@ -249,18 +261,6 @@ def _base_digest(spec: WorkloadSpec, model: nn.Module, ranks: Ranks) -> str | No
     return digest
 
 
-def _build_engine(
-    spec: WorkloadSpec, workload: Workload, model: nn.Module, device: MemoryDevice, ranks: Ranks
-) -> UpdateEngine:
-    sharded = is_sharded(spec, ranks)
-    if sharded:
-        shard(model, device.torch_device, ranks.size)
-    model.to(device.torch_device)
-    if spec.compile:
-        model.compile()
-    return UpdateEngine(spec, workload, model, device, ranks=ranks, sharded=sharded)
-
-
 def _build_evaluation(  # noqa: PLR0913, PLR0917 - a run's parts
     recommendation: Recommendation,
     request: TrainingRequest,
@@ -286,21 +286,3 @@ def _build_evaluation(  # noqa: PLR0913, PLR0917 - a run's parts
         seed=request.seed,
     )
     return RunEvaluation(spec.evaluation, evaluator, request.updates)
-
-
-def _checkpoint_identity(
-    recommendation: Recommendation, request: TrainingRequest, workload: Workload, samples: int
-) -> str:
-    """Everything that the weights depend on: equal in all checkpoints of one run."""
-    identity = {**run_identity(recommendation, request), "samples": samples}
-    if isinstance(workload, BuildsLRScheduler):
-        identity["number of updates under a schedule"] = request.updates
-    return canonical_json(identity)
-
-
-def _note_small_data(batch_schedule: BatchSchedule, notes: list[str]) -> None:
-    batch, samples = batch_schedule.effective_batch_size, batch_schedule.samples
-    if batch > samples:
-        notes.append(
-            f"the data has {samples} samples, below the effective batch of {batch}: each update uses all of them"
-        )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
@@ -104,7 +104,11 @@ def check_fields(fields: Fields, default: TransformersConfig, path: str = "confi
     for name, value in fields.items():
         at = f"{path}.{name}"
         if name not in {*known, *_generation_parameters()} and (name, value) not in _IGNORED_VALUES:
-            _check_unknown(name, value, type(default), () if published else known, at)
+            config_class = type(default)
+            if hasattr(config_class, name):
+                raise model_problem(at, f"is not a field but a part of the class {config_class.__name__}: leave it out")
+            if near := misspelt(name, () if published else known):
+                raise model_problem(at, f"is not a field of {config_class.__name__}; did you mean {near}?", value)
         if name == _PER_LAYER and isinstance(value, Mapping):
             for layer, inner in value.items():  # `skip` lists the parts that the layer leaves out
                 if isinstance(inner, Mapping):
@@ -177,14 +181,6 @@ def named_values(value: object, path: str) -> Iterator[tuple[str, object, str]]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from named_values(inner, f"{path}.{index}")
-
-
-def _check_unknown(name: str, value: object, config_class: type, known: Iterable[str], at: str) -> None:
-    """Refuse a name that is not a field of the class but another part of it, or a misspelt field."""
-    if hasattr(config_class, name):
-        raise model_problem(at, f"is not a field but a part of the class {config_class.__name__}: leave it out")
-    if near := misspelt(name, known):
-        raise model_problem(at, f"is not a field of {config_class.__name__}; did you mean {near}?", value)
 
 
 def _nested_default(fields: Fields, default: object) -> TransformersConfig | None:

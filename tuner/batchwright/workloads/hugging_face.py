@@ -253,14 +253,6 @@ def _checkpoint_activations(model: TransformersObject) -> None:
         raise SpecError([FieldProblem("activation_checkpointing", str(error), "True")]) from None
 
 
-def _image_inputs(config: TransformersConfig, batch: BatchSpec) -> Callable[[int], dict[str, Tensor]]:
-    side = batch.image_size or getattr(config, "image_size", None)
-    if not isinstance(side, int):
-        raise SpecError([FieldProblem("batch.image_size", "is required: this config states no image size")])
-    channels = int(getattr(config, "num_channels", 3))
-    return lambda size: {"pixel_values": torch.randn(size, channels, side, side)}
-
-
 _MASKED_SHARE = 0.15
 """Share of the tokens a masked language model predicts (Devlin et al., 2018)."""
 
@@ -320,7 +312,11 @@ def transformers_workload(  # noqa: PLR0913 - the parts of a spec that a workloa
 def _inputs(task: TransformersTask, config: TransformersConfig, batch: BatchSpec) -> Callable[[int], dict[str, Tensor]]:
     """The function that makes a task's random inputs."""
     if task == "image-classification":
-        return _image_inputs(config, batch)
+        side = batch.image_size or getattr(config, "image_size", None)
+        if not isinstance(side, int):
+            raise SpecError([FieldProblem("batch.image_size", "is required: this config states no image size")])
+        channels = int(getattr(config, "num_channels", 3))
+        return lambda size: {"pixel_values": torch.randn(size, channels, side, side)}
     if task == "speech-seq2seq":
         return speech_seq2seq_inputs(config, batch)
     inputs = _text_inputs(config, batch.sequence_length or 0, paired=task == "seq2seq-lm")

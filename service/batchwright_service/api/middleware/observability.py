@@ -78,7 +78,13 @@ class ObservabilityMiddleware:
             _log.exception("%s %s failed", exchange.method, exchange.path)
             if exchange.status:
                 raise  # a part of the response was sent: the server has to close the connection
-            await _send_failure(error, exchange)
+            # The problem names the request id, by which the log has the details.
+            problem = problem_of(error)
+            detail = f"{problem.detail} (request {exchange.request_id})"
+            body = problem.model_copy(update={"detail": detail}).model_dump_json(exclude_none=True).encode()
+            headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+            await exchange.send({"type": "http.response.start", "status": problem.status or 500, "headers": headers})
+            await exchange.send({"type": "http.response.body", "body": body})
         method, route, status = exchange.method, exchange.route, exchange.status
         self._metrics.observe_request(method, route, status, exchange.seconds)
         quietest = logging.DEBUG if method in _QUIET_METHODS else logging.INFO
@@ -123,13 +129,3 @@ class _Exchange:
         """The template of the matched route, with `?wait` for long polls."""
         path = getattr(self.scope.get("route"), "path", _UNMATCHED)
         return f"{path}?wait" if b"wait=" in self.scope.get("query_string", b"") else path
-
-
-async def _send_failure(error: Exception, exchange: _Exchange) -> None:
-    """Send a problem that names the request id, by which the log has the details."""
-    problem = problem_of(error)
-    detail = f"{problem.detail} (request {exchange.request_id})"
-    body = problem.model_copy(update={"detail": detail}).model_dump_json(exclude_none=True).encode()
-    headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    await exchange.send({"type": "http.response.start", "status": problem.status or 500, "headers": headers})
-    await exchange.send({"type": "http.response.body", "body": body})

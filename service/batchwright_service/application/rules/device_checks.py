@@ -58,11 +58,6 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
         )
 
 
-def process_count(recommendation: Recommendation, training: TrainingRequest) -> int:
-    """Return the number of processes that ``batchwright.training.launching.launcher`` starts: one per rank."""
-    return training.nodes * ranks_per_node(recommendation, training)
-
-
 def ranks_per_node(recommendation: Recommendation, training: TrainingRequest) -> int:
     """Return the number of processes of the run on each of its hosts."""
     return training.ranks_per_node(recommendation.request.spec.parallelism.world_size)
@@ -99,7 +94,9 @@ def check_every_process_has_samples(recommendation: Recommendation, training: Tr
     Raises:
         PlanError: naming both numbers.
     """
-    share_per_rank(recommendation.request.effective_batch_size, process_count(recommendation, training))
+    share_per_rank(
+        recommendation.request.effective_batch_size, training.nodes * ranks_per_node(recommendation, training)
+    )
 
 
 def check_process_count(recommendation: Recommendation, training: TrainingRequest) -> None:

@@ -208,6 +208,9 @@ def recommendation_values(
 ) -> dict[str, Any]:
     """Return the stored columns of a recommendation, of the tuning's model, API key and slot."""
     spec = document.request.spec
+    request = document.request
+    ranks = max((len(probe.ranks) for probe in document.evidence.probes), default=0)
+    digest = request_fingerprint(request, document.device, document.environment, ranks)
     return {
         "id": document.id,
         "tuning_id": tuning_id,
@@ -230,7 +233,7 @@ def recommendation_values(
         **figures_of(document),
         **_gain_values(document.gain),
         "conditions": Conditions.of_recommendation(document, slot).text,
-        "request_digest": request_digest_of(document),
+        "request_digest": f"{digest}:{request.memory_limit_bytes or ''}",
         "conclusive": document.evidence.proof.is_conclusive,
         "document": as_json(document),
     }
@@ -249,14 +252,6 @@ def sort_values(stored: dict[str, Any] | None) -> dict[str, Any]:
     given = stored or {}
     rate, peak = given.get("samples_per_second"), given.get("peak_bytes")
     return {"sorted_rate": -1.0 if rate is None else rate, "sorted_peak": -1 if peak is None else peak}
-
-
-def request_digest_of(document: Recommendation) -> str:
-    """Return the digest of a request without versions, with its memory limit: one recommendation serves equal ones."""
-    request = document.request
-    ranks = max((len(probe.ranks) for probe in document.evidence.probes), default=0)
-    digest = request_fingerprint(request, document.device, document.environment, ranks)
-    return f"{digest}:{request.memory_limit_bytes or ''}"
 
 
 def _gain_values(gain: Gain | None) -> dict[str, Any]:

@@ -149,25 +149,16 @@ class Listener:
         delay = _FIRST_DELAY_SECONDS
         while not self._stopping.is_set():
             try:
-                with translate_errors():
-                    self._listen_once()
+                with translate_errors(), self._engine.connect() as connection:
+                    driver: Any = connection.connection.driver_connection
+                    connection.detach()  # the pool may open another in its place, and never lends this one
+                    with closing(driver):
+                        self._receive_until_stopped(driver)
             except Exception as error:  # noqa: BLE001 - without the thread, polling would be all that is left
                 self._receiver.notifications_lost(error)
             delay = _FIRST_DELAY_SECONDS if self._is_live else min(2 * delay, _MAX_DELAY_SECONDS)
             self._is_live = False
             self._stopping.wait(delay * random.uniform(0.5, 1.5))
-
-    def _listen_once(self) -> None:
-        """Listen until the connection breaks or a stop request.
-
-        Raises:
-            StoreUnavailableError: when the connection cannot be opened, breaks, or receives nothing.
-        """
-        with self._engine.connect() as connection:
-            driver: Any = connection.connection.driver_connection
-            connection.detach()  # the pool may open another in its place, and never lends this one
-            with closing(driver):
-                self._receive_until_stopped(driver)
 
     def _receive_until_stopped(self, driver: Any) -> None:  # noqa: ANN401 - a connection of psycopg's
         driver.autocommit = True

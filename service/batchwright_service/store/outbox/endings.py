@@ -36,18 +36,13 @@ def record_endings(connection: Connection, work_ids: Sequence[str]) -> None:
     rows = [
         _delivery(new_id("msg"), receiver["id"], event, row)
         for row in ended
-        for event in [event_of(row)]
+        for event in [WebhookEvent(f"{row.kind}.{outcome_of(State(row.state), feasible=row.feasible)}")]
         for receiver in receivers
         if _is_wanted(receiver, event, row.project)
     ]
     if rows:
         times = {"created_at": now_ms(), "next_attempt_at": now_ms()}
         connection.execute(insert(webhook_deliveries).values([row | times for row in rows]))
-
-
-def event_of(row: Row[Any]) -> WebhookEvent:
-    """Return the event of work that has ended."""
-    return WebhookEvent(f"{row.kind}.{outcome_of(State(row.state), feasible=row.feasible)}")
 
 
 def _is_wanted(receiver: RowMapping, event: WebhookEvent, project: str | None) -> bool:

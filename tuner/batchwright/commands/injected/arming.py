@@ -146,7 +146,9 @@ class ArmedProcess(Observer):
         self._begin()
         if len(self._starts) == self._counter.waiting_passes:
             self._starts.append(time.monotonic())
-            self._record_held()
+            held = self._memory.held_bytes() if self._settings["counts_plan"] and self._counter.waiting_passes else None
+            if held is not None:
+                self._held[1:] = [held]
         if self._resident_bytes is None and self._counter.updates and self._counter.waiting_passes:
             self._resident_bytes = self._memory.held_bytes()
 
@@ -158,12 +160,6 @@ class ArmedProcess(Observer):
     def iterated(self) -> None:
         """Count the epochs of data loaders."""
         self._counter.iterate()
-
-    def _record_held(self) -> None:
-        """Record the bytes held before a micro-batch that is not the first of its update."""
-        held = self._memory.held_bytes() if self._settings["counts_plan"] and self._counter.waiting_passes else None
-        if held is not None:
-            self._held[1:] = [held]
 
     def _begin(self) -> None:
         if self._ran:
@@ -183,7 +179,10 @@ class ArmedProcess(Observer):
         for name, shape in named.items():
             smallest, largest = self._shapes.setdefault(name, (list(shape), list(shape)))
             smallest[:], largest[:] = map(min, smallest, shape), map(max, largest, shape)
-        self._report_passes()
+        # Ever more rarely.
+        waiting = self._counter.waiting_passes
+        if waiting & (waiting - 1) == 0 or waiting == self._settings["most_passes"]:
+            self._report("backward", waiting=waiting)
         if self._is_done:
             self._finish()
         elif self._settings["counts_plan"] and self._has_held_all():
@@ -218,12 +217,6 @@ class ArmedProcess(Observer):
         self._trains()
         self._optimizers.add(optimizer)
 
-    def _report_passes(self) -> None:
-        """Report the backward passes without a step, ever more rarely."""
-        waiting = self._counter.waiting_passes
-        if waiting & (waiting - 1) == 0 or waiting == self._settings["most_passes"]:
-            self._report("backward", waiting=waiting)
-
     def discarded(self, optimizer: Any) -> None:
         """Count gradients that are set to zero, which Lightning does between a forward pass and its backward pass."""
         if self._counter.waiting_passes:
@@ -241,7 +234,10 @@ class ArmedProcess(Observer):
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._trained.update(id(each) for each in parameters if each.grad is not None)
         if self._counter.step(id(optimizer), now):
-            self._end_update(now)
+            self._gaps.extend(later - earlier for earlier, later in zip(self._starts, self._starts[1:]))  # noqa: B905 - Python 3.9 has neither
+            self._last_seconds = now - self._starts[-1] if self._starts else 0.0
+            self._growth = (self._held[0], self._held[-1]) if self._held else None
+            self._starts, self._held = [], []
             self._memory.follow_contexts()
             self._report_update(optimizer)
         elif self._counter.steps <= self._settings["updates"]:
@@ -255,13 +251,6 @@ class ArmedProcess(Observer):
         """The optimizers that the program has, of whose parameters none had a gradient at a step of any optimizer."""
         found = [(optimizer, _trainable(optimizer)) for optimizer in self._optimizers]
         return [it for it, parameters in found if parameters and not any(id(p) in self._trained for p in parameters)]
-
-    def _end_update(self, now: float) -> None:
-        """Keep the seconds of an update's micro-batches, and the bytes held between these."""
-        self._gaps.extend(later - earlier for earlier, later in zip(self._starts, self._starts[1:]))  # noqa: B905 - Python 3.9 has neither
-        self._last_seconds = now - self._starts[-1] if self._starts else 0.0
-        self._growth = (self._held[0], self._held[-1]) if self._held else None
-        self._starts, self._held = [], []
 
     def failed(self, error: BaseException, where: str) -> None:
         """Look at an exception that passes a hooked function."""

@@ -96,7 +96,12 @@ class FileWatch:
         self._folder = folder
         self._tuning_began_at = tuning_began_at
         self._probe_began_at = probe_began_at
-        self._outside = _folders_of_no_interest(folder)
+        # The probe's own, the system's, and those of caches and settings.
+        places = [folder, os.environ.get("TMPDIR", folder), "/dev", "/proc", "/sys"]
+        places += [os.environ[name] for name in _CACHES if os.environ.get(name)]
+        places += [os.path.expanduser(name) for name in _CACHES_OF_USER]
+        found = {os.path.abspath(place) for place in places}
+        self._outside = tuple(place + os.sep for place in found | {os.path.realpath(place) for place in found})
         self._counts: dict[str, int] = {}
         self._found: dict[str, str] = {}
         """What was last reported of each file."""
@@ -175,15 +180,6 @@ class FileWatch:
         self._counts[how] = count = self._counts.get(how, 0) + 1
         if count <= _MOST_NAMED or count & (count - 1) == 0:
             report(self._folder, "file", path=name[:1000], how=how, count=count)
-
-
-def _folders_of_no_interest(folder: str) -> tuple[str, ...]:
-    """The beginnings of paths that are the probe's own, the system's, or those of caches and settings."""
-    places = [folder, os.environ.get("TMPDIR", folder), "/dev", "/proc", "/sys"]
-    places += [os.environ[name] for name in _CACHES if os.environ.get(name)]
-    places += [os.path.expanduser(name) for name in _CACHES_OF_USER]
-    found = {os.path.abspath(place) for place in places}
-    return tuple(place + os.sep for place in found | {os.path.realpath(place) for place in found})
 
 
 def _status(name: str | None, *, follows: bool = False) -> os.stat_result | None:

@@ -142,7 +142,13 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     loop: Loop = "batchwright",
 ) -> Iterator[UpdateTrace]:
     """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
-    spec = _with_defaults(spec, "cpu" if profile is None else "cuda")
+    # The defaults of the kind of device: torch would choose others for fake parameters.
+    device_kind = "cpu" if profile is None else "cuda"
+    chosen = spec.optimizer.implementation_on(device_kind)
+    changes: dict[str, Any] = {"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})}
+    if spec.gradient_gathering == "auto":
+        changes["gradient_gathering"] = traits_of(device_kind).gradient_gathering
+    spec = spec.model_copy(update=changes)
     device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
     kernels = CudaKernels(profile) if profile is not None else CpuKernels()
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
@@ -309,15 +315,6 @@ def _fake_process_group(ranks: int, tracer: Tracer) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-
-
-def _with_defaults(spec: WorkloadSpec, device_kind: str) -> WorkloadSpec:
-    """Return ``spec`` with the defaults of a kind of device, since torch would choose others for fake parameters."""
-    chosen = spec.optimizer.implementation_on(device_kind)
-    changes: dict[str, Any] = {"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})}
-    if spec.gradient_gathering == "auto":
-        changes["gradient_gathering"] = traits_of(device_kind).gradient_gathering
-    return spec.model_copy(update=changes)
 
 
 @contextmanager

@@ -39,7 +39,12 @@ def _write(context: ExportContext) -> TargetOutput:
     warnings |= _RESTARTS | slices(launch)
     spec: Fields = {"runtimeRef": {"name": "torch-distributed"}, "trainer": _trainer(context, launch)}
     if patched:
-        spec["runtimePatches"] = [_patch(launch)]
+        mount = {"name": _NODE, "volumeMounts": MEMORY_MOUNTS}
+        pod = {**placement(launch), "containers": [mount], "volumes": MEMORY_VOLUMES}
+        job = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
+        spec["runtimePatches"] = [
+            {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+        ]
     document = manifest(context, launch, ("trainer.kubeflow.org/v1alpha1", "TrainJob"), spec)
     files = (yaml_file("trainjob.yaml", context, document),)
     return TargetOutput(files, ("kubectl", "create", "-f", "trainjob.yaml"), warnings)
@@ -58,14 +63,6 @@ def _trainer(context: ExportContext, launch: Launch) -> Fields:
         "env": variables(launch),
         "resourcesPerNode": resources(context, launch),
     }
-
-
-def _patch(launch: Launch) -> Fields:
-    """Shared memory and the device, which the runtime's pods do not have."""
-    mount = {"name": _NODE, "volumeMounts": MEMORY_MOUNTS}
-    pod = {**placement(launch), "containers": [mount], "volumes": MEMORY_VOLUMES}
-    job = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
-    return {"manager": "batchwright", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
 
 
 TARGET = Target(

@@ -59,12 +59,13 @@ class FirstWindow:
             WorkloadError: when the loss or a backward pass changes what it must not, before the optimizer's step.
         """
         self._before, self._changing = [], {}
+        # The engine's own hooks and a trace's may change a gradient.
         users = [
             (each, hooks, key, hook)
             for each in self._parameters
             for hooks in gradient_hooks(each)
             for key, hook in hooks.items()
-            if not _is_own(hook)
+            if not str(getattr(hook, "__module__", "")).startswith("batchwright.")
         ]
         self._hooked = {id(parameter) for parameter, *_ in users}
 
@@ -173,8 +174,3 @@ class FirstWindow:
                     f"{self._trainable.name(parameter)} was moved by the backward pass of a micro-batch: remove the "
                     "hook that updates it. `update` steps the optimizer once per window"
                 )
-
-
-def _is_own(hook: Hook) -> bool:
-    """Return whether a hook is the engine's or a trace's, which may change a gradient."""
-    return str(getattr(hook, "__module__", "")).startswith("batchwright.")

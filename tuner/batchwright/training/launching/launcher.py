@@ -158,7 +158,13 @@ class TrainingProcess:
         smaller micro-batch that the failed rank has recorded.
         """
         if self._result is None and self._ranks is not None:
-            self._kill_lingering(self._ranks)
+            # Processes that remain long after the result was written hang in their shutdown.
+            if not self.paths.result.exists():
+                self._result_since = None
+            elif self._result_since is None:
+                self._result_since = time.monotonic()
+            elif time.monotonic() - self._result_since > _LINGER_SECONDS:
+                self._ranks.kill()
         if self._result is None and self._ranks is not None and self._ranks.ended():
             result = self._read_result(self._ranks)
             if not self._stopping and self._should_restart(result, self._ranks):
@@ -166,15 +172,6 @@ class TrainingProcess:
             else:
                 self._result = result
         return self._result
-
-    def _kill_lingering(self, ranks: RankProcesses) -> None:
-        """Kill processes that remain long after the run's result was written: their shutdown hangs."""
-        if not self.paths.result.exists():
-            self._result_since = None
-        elif self._result_since is None:
-            self._result_since = time.monotonic()
-        elif time.monotonic() - self._result_since > _LINGER_SECONDS:
-            ranks.kill()
 
     def request_stop(self) -> None:
         """Send SIGTERM, so that the run writes a checkpoint and ends. Does not wait: ``poll`` returns the result."""

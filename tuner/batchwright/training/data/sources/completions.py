@@ -106,7 +106,7 @@ class Conversations:
     def __call__(self, rows: Mapping[str, Sequence[Any]]) -> list[Learned]:
         """Encode rows."""
         chats = []
-        for row in each_row(rows):
+        for row in (dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)):
             parts = [messages_of(row[name]) for name in self.fields]
             chat = Chat(list(chain.from_iterable(parts)), None if self.tools is None else tools_of(row[self.tools]))
             chats.append(self.template.render_with_answers(chat, sum(map(len, parts[:-1]))))
@@ -192,11 +192,6 @@ def _encoded(
     rows: Rows, encode: Callable[[Mapping[str, Sequence[Any]]], list[_T]], begin: int, count: int
 ) -> Iterator[list[_T]]:
     return (encode(rows[first : first + count]) for first in range(begin, len(rows), count))
-
-
-def each_row(rows: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each row, of a list of values for each field."""
-    return (dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True))
 
 
 def _prepared(data: RecordsData, tokenizer: TextTokenizer, folders: DataFolders) -> tuple[TextRows, CompletionEncoder]:
