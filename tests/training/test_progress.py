@@ -21,10 +21,10 @@ from batchwright.schemas.requests import TrackerName, TrainingRequest
 from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainedFigures, TrainingProgress, TrainingResult
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.training.launching.run_directory import ProgressLog, RunPaths
-from batchwright.training.progress import ProgressWriter
 from batchwright.training.trackers.base import TrackedRun
 from batchwright.training.trackers.figures import figures_of
 from batchwright.training.trackers.requested_trackers import Trackers
+from batchwright.training.worker import ProgressWriter
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 
 pytestmark = pytest.mark.usefixtures("forked")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 
 from batchwright.client.documents.states import TERMINAL_STATES, WorkKind
@@ -13,10 +15,10 @@ from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo
 from batchwright.system.data_roots import DataRoots
+from batchwright.training.launching.host_agents import HOSTS, Hosts
 from batchwright.workloads.required_packages import installed_packages
 from batchwright_service.application.rules.device_checks import hardware_of_job
 from batchwright_service.domain.hardware import HardwareNeed
-from batchwright_service.entrypoints.assigned_hosts import assigned_hosts
 from batchwright_service.entrypoints.signals import handling_signals
 from batchwright_service.errors import ConfigurationError, NotFoundError, NotReadyError
 from batchwright_service.observability.logging import announce as log_start
@@ -142,3 +144,34 @@ def _find(settings: Settings, work_id: str) -> WorkItem | None:
         return None
     finally:
         store.close()
+
+
+_SECONDS = 60.0
+
+
+def assigned_hosts() -> Hosts:
+    """Return the hosts of this process's job.
+
+    Raises:
+        ConfigurationError: when no engine has assigned any.
+    """
+    if (text := os.environ.pop(HOSTS, None)) is not None:
+        return Hosts.model_validate_json(text)
+    own, listed = os.environ.get("SLURMD_NODENAME"), os.environ.get("SLURM_JOB_NODELIST")
+    if own is None or listed is None:
+        raise ConfigurationError("this work takes several hosts, and no engine has assigned them to this process")
+    others = [name for name in _expanded(listed) if name != own]
+    step = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--kill-on-bad-exit=1")  # a step of this job, on one node
+    return Hosts(address=own, others=tuple((*step, f"--nodelist={name}") for name in others))
+
+
+def _expanded(nodes: str) -> list[str]:
+    """Return the names in a list of Slurm's, such as ``node[1-3]``."""
+    program = shutil.which("scontrol")
+    if program is None:
+        raise ConfigurationError("scontrol: Slurm's commands are not installed on this node")
+    words = (program, "show", "hostnames", nodes)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603 - Slurm's own
+    if done.returncode != 0:
+        raise ConfigurationError(f"scontrol: {done.stderr.strip()}")
+    return done.stdout.split()

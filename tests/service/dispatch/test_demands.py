@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchwright.client.documents.states import State
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo
-from batchwright_service.dispatch.demands import Lane, lane_of
+from batchwright_service.dispatch.dispatcher import Lane, lane_of
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.store.models import FleetWork
 from tests.support.factories import CPU, CUDA

@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from batchwright_service.errors import StoreUnavailableError
-from batchwright_service.store.database.sqlite_writer_lock import FairLock
-from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
+from batchwright_service.store.database.transactions import FairLock, open_engine, read_transaction, write_transaction
 
 WRITERS, WRITES = 6, 50
 PATIENCE_SECONDS = 120.0

@@ -12,8 +12,8 @@ import httpcore
 import pytest
 
 from batchwright_service.errors import ConfigurationError, InvalidInputError
-from batchwright_service.webhooks.network import AddressRefusedError, CheckedBackend
 from batchwright_service.webhooks.receivers import AllowedReceivers
+from batchwright_service.webhooks.sending import AddressRefusedError, CheckedBackend
 from tests.support.service.processes import PATIENCE_SECONDS
 
 HOSTS = ("hooks.example.org", "*.example.net", "http://plain.example.org", "ports.example.org:8443")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchwright_service.store.outbox.deliveries import DueDelivery, LeasedDelivery
-from batchwright_service.webhooks.turns import THREADS, Turns, host_of
+from batchwright_service.webhooks.deliverer import THREADS, Turns, host_of
 
 
 def due(number: int, host: str, webhook: str = "") -> DueDelivery:

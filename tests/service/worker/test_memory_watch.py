@@ -6,7 +6,7 @@ import pytest
 
 from batchwright.client.documents.workers import DeviceMemory
 from batchwright.hardware.memory_in_use import MemoryInUse
-from batchwright_service.worker.executors.memory_watch import MemoryWatch
+from batchwright_service.worker.device_worker import MemoryWatch
 from tests.support.service.running import StartService
 from tests.support.service.scripted import ScriptedRunner
 

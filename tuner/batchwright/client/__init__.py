@@ -12,9 +12,10 @@
 
 1. ``client`` opens connections; ``sync`` runs the coroutines below without an event loop.
 2. ``resources`` has every call once, as a coroutine; ``resources.work`` has those that tunings and jobs share.
-3. ``core`` retries within a retry budget (``retries``), waits with long polls, resumes streams and follows pages.
-4. ``http_messages`` builds requests and parses responses; ``etag_cache`` keeps the latest documents. ``documents`` are
-   those of the API; ``sdk_documents`` gives recommendations the library's methods.
+3. ``core`` retries within a retry budget, waits with long polls, resumes streams, follows pages, and keeps the
+   latest documents.
+4. ``http_messages`` builds requests and parses responses. ``documents`` are those of the API; ``sdk_documents``
+   gives recommendations the library's methods.
 5. ``transport`` alone sends. ``errors`` has the exceptions, which carry the service's problem document.
 
 Where a new thing goes: a call, ``resources``; a resource, also ``sync``; an error of a status, ``errors``.

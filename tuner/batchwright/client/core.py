@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,14 +12,14 @@ from http import HTTPStatus
 from typing import TypeVar
 
 import httpx
+from cachetools import LRUCache
+from pydantic import BaseModel
 
 from batchwright.client.documents.bulk import BulkAction, BulkResponse, BulkResult, BulkSubmission
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import Event, Page, RowT
 from batchwright.client.errors import ClientError, ConnectionFailedError, NotFoundError, WaitTimeoutError
-from batchwright.client.etag_cache import EtagCache
 from batchwright.client.http_messages import Call, DocumentT, error_in, parse_document, parse_event
-from batchwright.client.retries import RetryBudget
 from batchwright.client.sdk_documents import Job, Tuning
 from batchwright.client.transport import Transport
 
@@ -208,3 +210,72 @@ class Resource:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+
+_MAX_DOCUMENTS = 32
+"""A tuning with its evidence takes a few hundred kilobytes at most."""
+
+
+class EtagCache:
+    """Documents by path, each with its entity tag; the least recently used are evicted first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._documents: LRUCache[str, tuple[str, BaseModel]] = LRUCache(_MAX_DOCUMENTS)
+
+    def find(self, kind: type[DocumentT], path: str) -> tuple[str, DocumentT] | None:
+        """Return the tag and the document last read from a path, or None if it is not cached."""
+        with self._lock:
+            tag, document = self._documents.get(path, ("", None))
+        return (tag, document) if isinstance(document, kind) else None
+
+    def store(self, path: str, tag: str | None, document: BaseModel) -> None:
+        """Cache a document. One without a tag cannot be revalidated and is not cached."""
+        with self._lock:
+            self._documents.pop(path, None)
+            if tag is not None:
+                self._documents[path] = tag, document
+
+
+_FIRST_PAUSE_SECONDS = 0.5
+"""Pause before the second try. The pause doubles from try to try, less a random part of up to a half."""
+_LONGEST_PAUSE_SECONDS = 10.0
+"""Longest pause, unless the service asks for a longer one."""
+
+
+class RetryBudget:
+    """The remaining retry budget of one call or stream: lost connections, timeouts, 429, 502, 503 and 504 are retried.
+
+    Args:
+        seconds: how long a call is retried, from its first failure; 0 for never. A `Retry-After` beyond ends the call.
+        until: the time after which there are no more tries in any case.
+
+    Attributes:
+        failures: failed tries since the last reset.
+    """
+
+    def __init__(self, seconds: float, until: float | None = None) -> None:
+        self._seconds = seconds
+        self._until = until
+        self._deadline: float | None = None
+        self.failures = 0
+
+    def record_contact(self) -> None:
+        """Restore the whole budget, because the service responded. The pauses keep their length."""
+        self._deadline = None
+
+    def reset(self) -> None:
+        """Restore the whole budget and the first pause."""
+        self._deadline, self.failures = None, 0
+
+    def pause_after(self, error: ClientError, now: float) -> float | None:
+        """Return the seconds to wait before the next try, or None if the call must not be retried."""
+        if not error.is_transient:
+            return None
+        if self._deadline is None:
+            deadline = now + self._seconds
+            self._deadline = deadline if self._until is None else min(deadline, self._until)
+        doubled = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(self.failures, 30), _LONGEST_PAUSE_SECONDS)
+        pause = max(error.retry_after_seconds or 0.0, doubled * random.uniform(0.5, 1.0))
+        self.failures += 1
+        return pause if now + pause < self._deadline else None

@@ -7,8 +7,8 @@ The pipeline of a run:
    makes the updates of the ``batch_schedule``.
 3. ``update_engine`` applies the spec (precision, clipping, moving averages). Probes and traces use it too.
 4. ``accumulation`` makes one exact update of the ``micro_batches``. It is the API for a training loop of your own.
-5. ``coupling`` finds losses that no accumulation can make exact. ``fsdp`` shards the model, ``progress`` and
-   ``trackers`` report, ``finite_updates`` ends a run that diverges, ``evaluation`` runs held-out samples between
+5. ``coupling`` finds losses that no accumulation can make exact. ``fsdp`` shards the model, ``worker``
+   and ``trackers`` report, ``finite_updates`` ends a run that diverges, ``evaluation`` runs held-out samples between
    updates, ``trained_model`` writes the result.
 
 A micro-batch that runs out of memory is split on the spot, or the run restarts from its checkpoint:

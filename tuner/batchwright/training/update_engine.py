@@ -1,7 +1,6 @@
 """The updates of a workload: precision, loss terms, optimizer, clipping and averages, as its spec states.
 
-Probes and training share this engine, so a probe measures the updates that a run makes. Estimates of other frameworks'
-training loops trace the updates of ``OtherLoop``.
+Probes and training share this engine, so a probe measures the updates that a run makes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.hardware.memory_devices.base import MemoryDevice
-from batchwright.schemas.estimates import Loop
-from batchwright.schemas.workload import TransformersModel, WorkloadSpec
+from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import Ranks
 from batchwright.training.accumulation.engine import GradientAccumulation
 from batchwright.training.accumulation.gradient_sums import own_parts
 from batchwright.training.micro_batches.loss_window import UpdateReport
-from batchwright.training.micro_batches.nested_batches import to_device
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.optimizers import build_optimizer, materialize_state
 from batchwright.workloads.base import Batch, BuildsOptimizer, LossTerms, WeighsLosses, Workload
@@ -121,71 +118,6 @@ class UpdateEngine:
     def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         with autocast(self.spec, self.device):
             return self._workload.loss_terms(model, batch)
-
-
-class OtherLoop:
-    """Updates as the training loops of others make them, with the tensors that these keep alive.
-
-    All sum gradients in place and allocate the optimizer's state in its first step. A model of transformers computes
-    its own loss, of its logits in fp32. Written after:
-
-    * ``hugging-face``: ``Trainer.training_step`` of transformers 5.23, whose outputs are gone when the backward pass
-      begins. Under autocast they are converted to fp32 (``prepare_model`` of accelerate 1.15).
-    * ``lightning``: the automatic optimization of Lightning 2.6, which clears gradients after the first forward pass of
-      an update, not before it.
-    * ``plain``: the loop of tutorials. Its variable ``outputs`` keeps the logits over the backward pass and until the
-      next forward pass has ended.
-
-    Args:
-        loop: whose loop.
-        spec: precision, clipping and optimizer.
-        workload: computes the loss of other models.
-        model: on its device.
-        device: the device of the model.
-    """
-
-    def __init__(
-        self, loop: Loop, spec: WorkloadSpec, workload: Workload, model: nn.Module, device: torch.device
-    ) -> None:
-        self.model = model
-        self.averages: list[Tensor] = []
-        own = workload.build_optimizer if isinstance(workload, BuildsOptimizer) else None
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = build_optimizer(spec.optimizer, model) if own is None else own(self._trained)
-        self._scaler = loss_scaler(spec, device)
-        self._loop, self._spec, self._workload, self._device = loop, spec, workload, device
-        self._floating = torch.bfloat16 if spec.precision == "bf16" else None
-        self._outputs: object = None
-        if loop == "hugging-face" and isinstance(spec.model, TransformersModel):
-            model.config.use_cache = False  # type: ignore[union-attr] # a config of transformers
-
-    def update(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Make one optimizer update over ``micro_batches``."""
-        for number, micro_batch in enumerate(micro_batches):
-            loss = self._loss(to_device(micro_batch.batch, self._device, self._floating))
-            if self._loop == "lightning" and not number:
-                self.optimizer.zero_grad()
-            self._scaler.scale(loss / len(micro_batches)).backward()  # type: ignore[no-untyped-call]
-        if self._spec.gradient_clipping is not None:
-            self._scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self._trained, self._spec.gradient_clipping)
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        if self._loop != "lightning":
-            self.optimizer.zero_grad()
-
-    def _loss(self, batch: Batch) -> Tensor:
-        with autocast(self._spec, self._device):
-            if not isinstance(self._spec.model, TransformersModel) or "labels" not in batch:
-                terms = self._workload.loss_terms(self.model, batch)
-                return sum((total / weight for total, weight in terms.values()), torch.zeros((), device=self._device))
-            outputs = self.model(**batch)
-        if self._loop == "hugging-face" and self._spec.precision.endswith("-mixed"):
-            outputs.logits = outputs.logits.float()
-        if self._loop == "plain":
-            self._outputs = outputs
-        loss: Tensor = outputs.loss
-        return loss
 
 
 @contextmanager

@@ -7,7 +7,7 @@
    reads and writes folders of configuration and weights; ``adapters`` has LoRA; ``speech`` and ``contrastive`` have the
    tasks with audio and with pairs; ``config_fields`` checks the fields of a configuration and ``config_safety`` the
    built one; ``causal`` has the decoders that predict the next token;
-3. `python`: ``python_target`` calls the factory that the user names.
+3. `python`: the factory that the user names is called.
 
 ``base`` is the contract: the protocol of a workload, whose losses are sums with their weight, never means.
 ``casting`` converts a model to another floating-point type. ``preload`` lists the modules to import before memory is

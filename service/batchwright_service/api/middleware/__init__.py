@@ -1,5 +1,5 @@
 """Process every request before a route does.
 
 From the outside in: ``observability`` identifies, traces and measures a request. ``security`` refuses foreign hosts and
-origins, unauthenticated callers and bodies that are too large, by means of ``host_names`` and ``json_bounds``.
+origins, unauthenticated callers, and bodies that are too large or nested too deeply.
 """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import select
 import sqlite3
+import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -27,7 +29,6 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from batchwright_service.errors import ConfigurationError, InvalidInputError, StoreBrokenError, StoreUnavailableError
 from batchwright_service.folders import create_private_file, make_private_folder
-from batchwright_service.store.database.sqlite_writer_lock import FairLock
 
 _BUSY_SECONDS = 10.0
 """The time for which a writer waits for others. Transactions take milliseconds."""
@@ -283,3 +284,38 @@ def _first_line(error: Exception) -> str:
     """Return the message of the driver, without the statement and its values."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().partition("\n")[0]
+
+
+class FairLock:
+    """A lock that is acquired in the order of the requests. Safe to share between threads; not reentrant."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        """Each waiter waits on its own lock; the first one holds the fair lock."""
+
+    @contextmanager
+    def acquire(self, timeout_seconds: float) -> Iterator[None]:
+        """Hold the lock within the block.
+
+        Raises:
+            StoreUnavailableError: when the lock is not acquired in time.
+        """
+        own = threading.Lock()
+        own.acquire()
+        with self._lock:
+            self._waiting.append(own)
+            if self._waiting[0] is own:
+                own.release()
+        try:
+            if not own.acquire(timeout=timeout_seconds):
+                raise StoreUnavailableError(
+                    f"the database cannot be used: other writers held it for {timeout_seconds:g} s"
+                )
+            yield
+        finally:
+            with self._lock:
+                held = self._waiting[0] is own
+                self._waiting.remove(own)
+                if held and self._waiting:
+                    self._waiting[0].release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,17 +14,17 @@ from typing_extensions import override
 
 from batchwright.commands.command_job import CommandJob
 from batchwright.driving.probe_runner import ProbeRunner, WorkloadRunner
+from batchwright.errors import StorageError
 from batchwright.hardware import inventory
 from batchwright.hardware.memory_in_use import MemoryInUse, memory_in_use
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.results import DeviceInfo
-from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
+from batchwright.schemas.training import CommandProgress, RunOutcome, RunProgress, TrainingResult
 from batchwright.system.data_roots import ANY_FILE, DataRoots
 from batchwright.system.files import lock_directory
 from batchwright.training.launching.host_agents import Hosts
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from batchwright_service.worker.executors.command_run import CommandRun
 
 _POLL_SECONDS = 0.1
 """The interval at which a running job is polled: bounds the delay of its progress and its end."""
@@ -140,3 +141,40 @@ def _watch(process: RunProcess, on_progress: OnProgress, grace_seconds: GraceSec
                 continue
         time.sleep(_POLL_SECONDS)
     return result
+
+
+class CommandRun:
+    """A started command. A ``batchwright_service.worker.executors.local.RunProcess``."""
+
+    def __init__(self, job: CommandJob) -> None:
+        self._job = job
+        self._reported = 0
+
+    def new_progress(self) -> list[CommandProgress]:
+        """Return the progress, if the command has made updates since the last call."""
+        progress = self._job.progress
+        if progress.update <= self._reported:
+            return []
+        self._reported = progress.update
+        return [progress]
+
+    def poll(self) -> TrainingResult | None:
+        """Return the result once every process of the command has ended, else None."""
+        try:
+            return self._job.poll()
+        except StorageError:  # no space for the file of the result, which the store has too
+            return self._job.poll()
+
+    def request_stop(self) -> None:
+        """Send SIGTERM to the process group of the command, which may end by itself. Does not wait."""
+        self._job.request_stop(signal.SIGTERM)
+
+    def stop(self, grace_seconds: float = 0.0) -> TrainingResult | None:
+        """Kill every process of the command, and return its result. Idempotent.
+
+        Args:
+            grace_seconds: not used: the caller of ``request_stop`` has waited.
+        """
+        del grace_seconds
+        self._job.kill()
+        return self.poll()

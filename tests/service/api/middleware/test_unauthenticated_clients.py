@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from batchwright.client.documents.api_keys import Scope
-from batchwright_service.api.middleware.host_names import host_name
-from batchwright_service.api.middleware.json_bounds import MAX_DEPTH, MAX_VALUES, check_structure
+from batchwright_service.api.middleware.security import MAX_DEPTH, MAX_VALUES, check_structure, host_name
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import BodyTooLargeError, MalformedJsonError
 from tests.support.factories import recommendation, tuning_request

@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from batchwright.device_traits import traits_of
 from batchwright.errors import BatchwrightError, EstimateError
@@ -30,12 +31,7 @@ from batchwright.estimation.tracing.fake_device import (
 from batchwright.estimation.tracing.fake_model import build_fake_model
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
 from batchwright.estimation.tracing.known_values import values_read_by_transformers
-from batchwright.estimation.tracing.memory_categories import (
-    label_accumulated_gradients,
-    label_live_blocks,
-    optimizer_gradients_labelled,
-    record_batches,
-)
+from batchwright.estimation.tracing.other_loops import OtherLoop
 from batchwright.estimation.tracing.recurrent_layers import recurrent_layers_of_library
 from batchwright.estimation.tracing.shape_cache import ShapeCache
 from batchwright.estimation.tracing.torch_internals import (
@@ -54,8 +50,9 @@ from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.fsdp import shard
-from batchwright.training.micro_batches.splitting import sliced
-from batchwright.training.update_engine import OtherLoop, UpdateEngine
+from batchwright.training.micro_batches.nested_batches import tensors_of
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced
+from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.build import build_workload, count_parameters
 
 _CUDNN_NOTE = "what cuDNN holds in recurrent layers was measured on an H100: cuDNN does not document it"
@@ -371,3 +368,59 @@ def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
     for kind in sorted(tracer.values.stand_ins):
         yield f"the workload reads {kind} known only at run time: a stand-in was used"
     yield from sorted(tracer.notes | ({COMPILED_NOTE} if spec.compile else set()))
+
+
+def label_accumulated_gradients(model: nn.Module, tracer: Tracer) -> None:
+    """Label every gradient that a backward pass accumulates, as soon as it has."""
+
+    def label(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            tracer.recorder.label([parameter.grad], Category.GRADIENTS)
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(label)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def optimizer_gradients_labelled(tracer: Tracer) -> Iterator[None]:
+    """Label the gradients that an optimizer receives during the block."""
+
+    def label(optimizer: Optimizer, *_: object) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        tracer.recorder.label(
+            [parameter.grad for parameter in parameters if parameter.grad is not None], Category.GRADIENTS
+        )
+
+    hook = register_optimizer_step_pre_hook(label)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def record_batches(micro_batches: list[MicroBatch], tracer: Tracer) -> None:
+    """Record the batches, which on the CPU are in the memory of the device."""
+    for micro_batch in micro_batches:
+        recorded: set[int] = set()
+        for tensor in tensors_of(micro_batch.batch):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in recorded:
+                recorded.add(storage.data_ptr())
+                tracer.recorder.allocate(storage.nbytes(), Category.ACTIVATIONS)
+
+
+def label_live_blocks(tracer: Tracer, engine: UpdateEngine | OtherLoop) -> None:
+    """Set the categories of the blocks that are live at the end."""
+    recorder = tracer.recorder
+    persistent = [
+        (Category.PARAMETERS, [*engine.model.parameters(), *engine.model.buffers()]),
+        (Category.OPTIMIZER_STATE, [value for state in engine.optimizer.state.values() for value in state.values()]),
+        (Category.OPTIMIZER_STATE, engine.averages),
+        (Category.GRADIENTS, engine.accumulation.gradients.buffers if isinstance(engine, UpdateEngine) else []),
+    ]
+    for category, tensors in persistent:
+        for tensor in tensors:
+            block = recorder.block_of(tensor) if isinstance(tensor, Tensor) else None
+            if block is not None:
+                recorder.categories[block] = category
