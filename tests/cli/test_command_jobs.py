@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.command import called
 from tests.support.exports.plans import command_plan
-from tests.support.factories import CPU
-from tests.support.factories import recommendation as of_a_workload
+from tests.support.factories import CPU, recommendation as of_a_workload
 
 GREETS = "import sys; print('hello', *sys.argv[1:]); print('to stderr', file=sys.stderr); sys.exit(int(sys.argv[1]))"
 WAITS = """

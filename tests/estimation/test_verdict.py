@@ -10,8 +10,7 @@ from random import Random
 from typing import Any, Literal, TypeAlias
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 
 from batchwright.errors import EstimateError

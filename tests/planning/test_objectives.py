@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
 from batchwright.cli.display import describe_parts, probe_row, recommendation_panel

@@ -7,8 +7,7 @@ from random import Random
 from statistics import fmean, median
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from batchwright.errors import SearchError
 from batchwright.planning.search import Failure, MicroBatchSearch

@@ -46,49 +46,60 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchwright.client import (
-        ApiError,
-        AsyncClient,
-        Client,
-        ClientError,
-        ConflictError,
-        ConnectionFailedError,
-        InvalidRequestError,
-        NotAllowedError,
-        NotAuthenticatedError,
-        NotFoundError,
-        QuotaExceededError,
-        ServiceUnavailableError,
-        TuningFailedError,
-        UnexpectedResponseError,
-        WaitTimeoutError,
+        ApiError as ApiError,
+        AsyncClient as AsyncClient,
+        Client as Client,
+        ClientError as ClientError,
+        ConflictError as ConflictError,
+        ConnectionFailedError as ConnectionFailedError,
+        InvalidRequestError as InvalidRequestError,
+        NotAllowedError as NotAllowedError,
+        NotAuthenticatedError as NotAuthenticatedError,
+        NotFoundError as NotFoundError,
+        QuotaExceededError as QuotaExceededError,
+        ServiceUnavailableError as ServiceUnavailableError,
+        TuningFailedError as TuningFailedError,
+        UnexpectedResponseError as UnexpectedResponseError,
+        WaitTimeoutError as WaitTimeoutError,
     )
-    from batchwright.client.documents.exports import ExportRequest
-    from batchwright.exports.base import ExportOptions
-    from batchwright.library.find_batch_size import find_batch_size, with_batch_size
-    from batchwright.library.recommendation import Recommendation
-    from batchwright.library.tuning import estimate, plan, tune
-    from batchwright.schemas.base import load_document
-    from batchwright.schemas.dataset.batch_spec import BatchSpec
-    from batchwright.schemas.optimizer import OptimizerSpec, ParameterGroup, ScheduleSpec
-    from batchwright.schemas.plans import Plan
-    from batchwright.schemas.requests import TrainingRequest, TuningRequest
+    from batchwright.client.documents.exports import ExportRequest as ExportRequest
+    from batchwright.exports.base import ExportOptions as ExportOptions
+    from batchwright.library.find_batch_size import (
+        find_batch_size as find_batch_size,
+        with_batch_size as with_batch_size,
+    )
+    from batchwright.library.recommendation import Recommendation as Recommendation
+    from batchwright.library.tuning import estimate as estimate, plan as plan, tune as tune
+    from batchwright.schemas.base import load_document as load_document
+    from batchwright.schemas.dataset.batch_spec import BatchSpec as BatchSpec
+    from batchwright.schemas.optimizer import (
+        OptimizerSpec as OptimizerSpec,
+        ParameterGroup as ParameterGroup,
+        ScheduleSpec as ScheduleSpec,
+    )
+    from batchwright.schemas.plans import Plan as Plan
+    from batchwright.schemas.requests import TrainingRequest as TrainingRequest, TuningRequest as TuningRequest
     from batchwright.schemas.workload import (
-        Gpt,
-        Mlp,
-        ParallelismSpec,
-        PythonModel,
-        ReferenceModel,
-        ResNet,
-        TransformersModel,
-        WorkloadSpec,
-        load_spec,
-        parse_spec,
+        Gpt as Gpt,
+        Mlp as Mlp,
+        ParallelismSpec as ParallelismSpec,
+        PythonModel as PythonModel,
+        ReferenceModel as ReferenceModel,
+        ResNet as ResNet,
+        TransformersModel as TransformersModel,
+        WorkloadSpec as WorkloadSpec,
+        load_spec as load_spec,
+        parse_spec as parse_spec,
     )
-    from batchwright.training.accumulation.collectives import ProcessGroup, join_ranks, local_rank
-    from batchwright.training.accumulation.engine import GradientAccumulation
-    from batchwright.training.batch_schedule import BatchSchedule, Position
-    from batchwright.training.micro_batches.splitting import MicroBatch, windows
-    from batchwright.training.optimizers import build_optimizer, build_schedule
+    from batchwright.training.accumulation.collectives import (
+        ProcessGroup as ProcessGroup,
+        join_ranks as join_ranks,
+        local_rank as local_rank,
+    )
+    from batchwright.training.accumulation.engine import GradientAccumulation as GradientAccumulation
+    from batchwright.training.batch_schedule import BatchSchedule as BatchSchedule, Position as Position
+    from batchwright.training.micro_batches.splitting import MicroBatch as MicroBatch, windows as windows
+    from batchwright.training.optimizers import build_optimizer as build_optimizer, build_schedule as build_schedule
 
 _MODULES = {
     "batchwright.client": (
@@ -165,62 +176,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "ApiError",
-    "AsyncClient",
-    "BatchSchedule",
-    "BatchSpec",
-    "Client",
-    "ClientError",
-    "ConflictError",
-    "ConnectionFailedError",
-    "ExportOptions",
-    "ExportRequest",
-    "Gpt",
-    "GradientAccumulation",
-    "InvalidRequestError",
-    "MicroBatch",
-    "Mlp",
-    "NotAllowedError",
-    "NotAuthenticatedError",
-    "NotFoundError",
-    "OptimizerSpec",
-    "ParallelismSpec",
-    "ParameterGroup",
-    "Plan",
-    "Position",
-    "ProcessGroup",
-    "PythonModel",
-    "QuotaExceededError",
-    "Recommendation",
-    "ReferenceModel",
-    "ResNet",
-    "ScheduleSpec",
-    "ServiceUnavailableError",
-    "TrainingRequest",
-    "TransformersModel",
-    "TuningFailedError",
-    "TuningRequest",
-    "UnexpectedResponseError",
-    "WaitTimeoutError",
-    "WorkloadSpec",
-    "__version__",
-    "build_optimizer",
-    "build_schedule",
-    "errors",
-    "estimate",
-    "find_batch_size",
-    "integrations",
-    "join_ranks",
-    "load_document",
-    "load_spec",
-    "local_rank",
-    "parse_spec",
-    "plan",
-    "tune",
-    "windows",
-    "with_batch_size",
-]
+__all__ = [*_MODULE_OF, "__version__", "errors", "integrations"]  # noqa: PLE0604 - names of the table
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is public
@@ -230,7 +186,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever is public
     if name in ("errors", "integrations"):
         return import_module(f"batchwright.{name}")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'batchwright' has no public name {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'batchwright' has no public name {name!r}; it has {', '.join(sorted(__all__))}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return value
 

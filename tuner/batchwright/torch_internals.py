@@ -19,41 +19,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves, tree_map
-
-__all__ = [
-    "CPU_KEYS",
-    "BatchNorm",
-    "DispatchKeySet",
-    "Dropout",
-    "Kernel",
-    "TorchDispatchMode",
-    "TorchFunctionOff",
-    "apply_to_all",
-    "apply_to_own",
-    "clear_blas_workspaces",
-    "fake_store",
-    "foreach_add_",
-    "foreach_copy_",
-    "foreach_mul_",
-    "foreach_norm",
-    "fsdp_parameter_groups",
-    "gradient_hooks",
-    "is_dense",
-    "is_traceable_wrapper_subclass",
-    "loader_queues",
-    "numbers_as_tensors",
-    "operators_with_kernel",
-    "own_buffers",
-    "own_parameters",
-    "schema_of",
-    "shut_down_loader",
-    "storage_at",
-    "tree_leaves",
-    "tree_map",
-    "version_of",
-]
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
+)
+from torch.utils._pytree import tree_leaves as tree_leaves, tree_map as tree_map
 
 # TorchDispatchMode: documented as the way to see every operator, and exported by no public module.
 # is_traceable_wrapper_subclass: a tensor subclass shows in no public way that it wraps other tensors.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from batchwright.cli import options
-from batchwright.cli import trailing_command as trailing
+from batchwright.cli import options, trailing_command as trailing
 from batchwright.cli.arguments import labels_of, named, tuning_request
 from batchwright.cli.display import ProbeBoard, progress_console, recommendation_panel
 from batchwright.cli.errors import ExitCode

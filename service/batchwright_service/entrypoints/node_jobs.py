@@ -21,8 +21,7 @@ from batchwright_service.application.rules.device_checks import hardware_of_job
 from batchwright_service.domain.hardware import HardwareNeed
 from batchwright_service.entrypoints.signals import handling_signals
 from batchwright_service.errors import ConfigurationError, NotFoundError, NotReadyError
-from batchwright_service.observability.logging import announce as log_start
-from batchwright_service.observability.logging import configure_logging
+from batchwright_service.observability.logging import announce as log_start, configure_logging
 from batchwright_service.settings import Settings, withhold_variables
 from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import open_store

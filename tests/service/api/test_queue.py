@@ -13,8 +13,7 @@ from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.application.rules.wait_time import Running as AtWork
-from batchwright_service.application.rules.wait_time import expected_waits
+from batchwright_service.application.rules.wait_time import Running as AtWork, expected_waits
 from batchwright_service.domain.hardware import ANY_DEVICE, HardwareNeed
 from batchwright_service.domain.key_texts import make_key
 from batchwright_service.store.models import AnnouncedDevice, WorkRow

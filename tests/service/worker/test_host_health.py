@@ -41,8 +41,7 @@ from tests.service.worker.test_device_worker import (
 )
 from tests.support.factories import CPU, gpt_spec, recommendation, tuning_request
 from tests.support.scarce import descriptors_used_up, fill, small_disk
-from tests.support.service.asking import body, problem_in
-from tests.support.service.asking import ended as api_ended
+from tests.support.service.asking import body, ended as api_ended, problem_in
 from tests.support.service.running import StartService, migrated
 from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
 

@@ -21,8 +21,12 @@ from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import System, build
 from batchwright_service.domain.callers import KEYLESS
 from batchwright_service.domain.key_texts import make_key
-from batchwright_service.errors import NotFoundError as NothingError
-from batchwright_service.errors import NotResumableError, QuotaExceededError, TargetNotAllowedError
+from batchwright_service.errors import (
+    NotFoundError as NothingError,
+    NotResumableError,
+    QuotaExceededError,
+    TargetNotAllowedError,
+)
 from batchwright_service.settings import Settings
 from batchwright_service.store.models import Ending, Quota
 from batchwright_service.store.store import Store

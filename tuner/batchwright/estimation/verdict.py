@@ -35,7 +35,7 @@ from math import ceil, floor
 
 from batchwright.errors import BatchwrightError, SpecError
 from batchwright.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
-from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, TracedWorkload
+from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, TracedWorkload as TracedWorkload
 from batchwright.estimation.trace import COMPILED_NOTE, Category
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import measured_workspaces
@@ -51,18 +51,6 @@ from batchwright.schemas.estimates import (
 )
 from batchwright.schemas.gpus import ByteInterval, Gpu, KernelProfile
 from batchwright.schemas.plans import Plan
-
-__all__ = [
-    "TracedWorkload",
-    "accumulates_at_first",
-    "make_estimate",
-    "outside_bytes",
-    "plan_to_list",
-    "profiles",
-    "shortfall_bytes",
-    "unknown_estimate",
-    "usable_bytes",
-]
 
 _PERCENT = Fraction(1, 100)
 _METHOD_ERROR = (5 * _PERCENT, 7 * _PERCENT)

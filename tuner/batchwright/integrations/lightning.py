@@ -24,8 +24,7 @@ from batchwright.exports.frameworks.lightning import PRECISIONS, TARGET
 from batchwright.exports.registry import export
 from batchwright.integrations.measured import model_problems, optimizer_problem
 from batchwright.integrations.memory_peaks import PeakMeter
-from batchwright.integrations.training_module import TARGET as TRAINING_MODULE
-from batchwright.integrations.training_module import largest_samples, save
+from batchwright.integrations.training_module import TARGET as TRAINING_MODULE, largest_samples, save
 from batchwright.library.tuning import tune
 from batchwright.schemas.plans import UniformPlan
 from batchwright.schemas.recommendation import Recommendation

@@ -23,8 +23,8 @@ from sqlalchemy.exc import (
     IntegrityError,
     InvalidatePoolError,
     ProgrammingError,
+    TimeoutError as PoolTimeoutError,
 )
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from batchwright_service.errors import ConfigurationError, InvalidInputError, StoreBrokenError, StoreUnavailableError

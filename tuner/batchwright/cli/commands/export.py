@@ -19,8 +19,7 @@ from batchwright.cli import options
 from batchwright.cli.arguments import check_folder, unwritable, wrong_argument
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
-from batchwright.exports.registry import TARGETS
-from batchwright.exports.registry import export as make_export
+from batchwright.exports.registry import TARGETS, export as make_export
 from batchwright.exports.rendering import one_line
 from batchwright.schemas.base import load_document
 from batchwright.schemas.field_errors import problems_in

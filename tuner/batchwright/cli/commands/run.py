@@ -7,8 +7,7 @@ from pathlib import Path
 
 import typer
 
-from batchwright.cli import options
-from batchwright.cli import trailing_command as trailing
+from batchwright.cli import options, trailing_command as trailing
 from batchwright.cli.arguments import (
     check_folder,
     named,

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import options
-from batchwright.cli import trailing_command as trailing
+from batchwright.cli import options, trailing_command as trailing
 from batchwright.cli.arguments import (
     check_file,
     named,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import options
-from batchwright.cli import trailing_command as trailing
+from batchwright.cli import options, trailing_command as trailing
 from batchwright.cli.arguments import check_file, wrong_argument
 from batchwright.cli.errors import ExitCode
 from batchwright.cli.output import print_result, write_output

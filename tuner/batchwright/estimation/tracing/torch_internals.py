@@ -12,42 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator as HigherOrderOperator, OpOverload as OpOverload
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-    unset_fake_temporarily,
+    DataDependentOutputException as DataDependentOutputException,
+    DynamicOutputShapeException as DynamicOutputShapeException,
+    FakeTensor as FakeTensor,
+    FakeTensorMode as FakeTensorMode,
+    UnsupportedOperatorException as UnsupportedOperatorException,
+    unset_fake_temporarily as unset_fake_temporarily,
 )
-from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp_param_group
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
 
 from batchwright.torch_internals import is_dense
-
-__all__ = [
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeStore",
-    "FakeTensor",
-    "FakeTensorMode",
-    "HigherOrderOperator",
-    "OpOverload",
-    "ShardingPropagator",
-    "UnsupportedOperatorException",
-    "backward_task",
-    "fake_of",
-    "fsdp_param",
-    "fsdp_param_group",
-    "is_sum_of_gradients_in_place",
-    "run_kernel_of_cpu",
-    "storage_key",
-    "unset_fake_temporarily",
-    "without_dispatch",
-]
 
 # OpOverload: the class of operators as a dispatch mode sees them, for annotations; torch.ops publishes only instances.
 # HigherOrderOperator: the class of operators that take functions, such as flex_attention.
@@ -57,6 +35,8 @@ __all__ = [
 # fsdp_param, fsdp_param_group: FSDP resizes storages in functions of these modules, without an operator.
 # ShardingPropagator: DTensor runs operators on its own fake tensors there, which a trace must not count.
 # FakeStore: creates the process group whose collectives do nothing; torch has it for its own tests.
+
+fsdp_param, fsdp_param_group = _fsdp_param, _fsdp_param_group
 
 PROPAGATE = "_propagate_tensor_meta_non_cached"
 """The method of ``ShardingPropagator`` that runs an operator; its public methods cache, and so do not always run it."""
