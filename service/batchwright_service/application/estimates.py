@@ -103,7 +103,7 @@ class EstimateCases:
         request = request.model_copy(update={"spec": self._policy.complete(request.spec)})
         key = self._cache_key(request)
         if (cached := self._cache.get(key)) is not None:
-            self._metrics.count_estimate("cached")
+            self._metrics.estimates.labels("cached").inc()
             return cached
 
         def require_caller() -> None:
@@ -122,12 +122,12 @@ class EstimateCases:
         try:
             yield
         except EstimatesBusyError:
-            self._metrics.count_estimate("refused")
+            self._metrics.estimates.labels("refused").inc()
             raise
         except Exception:
-            self._metrics.count_estimate("failed")
+            self._metrics.estimates.labels("failed").inc()
             raise
-        self._metrics.count_estimate("made")
+        self._metrics.estimates.labels("made").inc()
 
     @staticmethod
     def gpus() -> GpuList:

@@ -31,7 +31,6 @@ from typing_extensions import override
 from batchwright.client.documents.states import TERMINAL_STATES, State, WorkKind, WorkOutcome, outcome_of
 from batchwright_service.errors import ConfigurationError
 from batchwright_service.observability.collectors import ReadFamilies, disk_families
-from batchwright_service.store.models import Ending
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Metrics:
         self._make_request_families(version)
 
     def _make_work_families(self) -> None:
-        self._probes = Counter(
+        self.probes = Counter(
             "batchwright_probes", "Probes run, by outcome.", ["device", "outcome"], registry=self._work_registry
         )
         self._unready = Gauge(
@@ -84,25 +83,25 @@ class Metrics:
             ["device", "cause"],
             registry=self._work_registry,
         )
-        self._takeovers = Counter(
+        self.takeovers = Counter(
             "batchwright_takeovers",
             "Work claimed after its worker had vanished: died, or cut off for longer than a lease.",
             ["device"],
             registry=self._work_registry,
         )
-        self._failures = Counter(
+        self.failures = Counter(
             "batchwright_failures",
             "Tunings and jobs that failed, by the code of their problem.",
             ["kind", "code"],
             registry=self._work_registry,
         )
-        self._splits = Counter(
+        self.splits = Counter(
             "batchwright_job_splits",
             "Micro-batches of jobs that ran out of memory and were run in smaller parts.",
             ["device"],
             registry=self._work_registry,
         )
-        self._work = {
+        self.work = {
             kind: Histogram(
                 f"batchwright_{kind}_seconds",
                 f"From the first start of a {kind} to its end, interruptions included.",
@@ -127,7 +126,7 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
-        self._estimates = Counter(
+        self.estimates = Counter(
             "batchwright_estimates",
             "Estimates requested: made, cached, refused or failed.",
             ["result"],
@@ -168,40 +167,20 @@ class Metrics:
         Prometheus sees no increase where a series begins at 1.
         """
         self._busy.register(device)
-        for family in (self._unready, self._takeovers, self._splits):
+        for family in (self._unready, self.takeovers, self.splits):
             family.labels(device)
         for code in (OUT_OF_MEMORY_CODE, NOT_FINITE_CODE):
-            self._failures.labels(WorkKind.JOB.value, code)
-        for durations in self._work.values():
+            self.failures.labels(WorkKind.JOB.value, code)
+        for durations in self.work.values():
             for state in TERMINAL_STATES:
                 durations.labels(state.value, outcome_of(state, feasible=None))
-        self._work[WorkKind.TUNING].labels(State.SUCCEEDED.value, WorkOutcome.INFEASIBLE.value)
+        self.work[WorkKind.TUNING].labels(State.SUCCEEDED.value, WorkOutcome.INFEASIBLE.value)
 
     def set_device_trouble(self, device: str, cause: str | None) -> None:
         """Record the cause of the host problem that prevents a device from working; None when the problem is solved."""
         self._unready.labels(device).set(0 if cause is None else 1)
         if cause is not None:
             self._troubles.labels(device, cause).inc()
-
-    def count_probe(self, device: str, outcome: str) -> None:
-        """Count a completed probe."""
-        self._probes.labels(device, outcome).inc()
-
-    def observe_work(self, kind: WorkKind, ending: Ending, seconds: float) -> None:
-        """Observe the duration of work that ended."""
-        self._work[kind].labels(ending.state.value, ending.outcome).observe(seconds)
-
-    def count_takeover(self, device: str) -> None:
-        """Count work that a device took over from a worker that had vanished."""
-        self._takeovers.labels(device).inc()
-
-    def count_failure(self, kind: WorkKind, code: str) -> None:
-        """Count work that failed, by the code of its problem."""
-        self._failures.labels(kind.value, code).inc()
-
-    def count_splits(self, device: str, splits: int) -> None:
-        """Count micro-batches of a job that ran out of memory and were run in smaller parts."""
-        self._splits.labels(device).inc(splits)
 
     def collect_disks(self, folders: Mapping[str, Path]) -> None:
         """Include the disks of a worker's folders in each scrape, by the folders' names."""
@@ -212,10 +191,6 @@ class Metrics:
     def count_lookup(self, hit: bool) -> None:  # noqa: FBT001 - the parameter of a callback
         """Count a submitted tuning as a hit or miss of the stored recommendations; a `fresh` one looks up none."""
         self._hits.labels("hit" if hit else "miss").inc()
-
-    def count_estimate(self, result: str) -> None:
-        """Count an estimate: `made`, `cached`, `refused` because no slot was free, or `failed`."""
-        self._estimates.labels(result).inc()
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Observe the seconds until a response started. ``route`` is a template, never a path."""

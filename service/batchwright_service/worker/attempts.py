@@ -73,7 +73,7 @@ class AttemptRunner:
         ):
             _log.info("%s: %s, attempt %d", self._slot, item.id, claim.lease.token)
             if claim.taken_over:
-                self._instruments.metrics.count_takeover(device)
+                self._instruments.metrics.takeovers.labels(device).inc()
             try:
                 span.set("outcome", self._run(claim, holder))
             except StaleLeaseError as error:
@@ -131,9 +131,10 @@ class AttemptRunner:
         holder.retry(lambda: self._store.leases.finish(holder.lease, ending))
         began = claim.item.started_at or datetime.now(UTC)
         seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-        self._instruments.metrics.observe_work(claim.item.kind, ending, seconds)
+        duration = self._instruments.metrics.work[claim.item.kind].labels(ending.state.value, ending.outcome)
+        duration.observe(seconds)
         if ending.problem is not None:
-            self._instruments.metrics.count_failure(claim.item.kind, ending.problem.code)
+            self._instruments.metrics.failures.labels(claim.item.kind.value, ending.problem.code).inc()
         _log.info("%s: %s %s", self._slot, holder.lease.work_id, ending.outcome.name)
         return ending.outcome.name
 

@@ -225,7 +225,7 @@ class WorkRunner:
             if unrecorded:
                 holder.retry(lambda: self._store.evidence.record_progress(holder.lease, unrecorded))
                 splits = sum(len(update.splits) for update in unrecorded if isinstance(update, TrainingProgress))
-                self._instruments.metrics.count_splits(self._served.device.id, splits)
+                self._instruments.metrics.splits.labels(self._served.device.id).inc(splits)
                 newest = unrecorded[-1].update
 
         mark_slot(run.directory, self._served.slot)
@@ -298,7 +298,7 @@ class _RecordingHooks(TuningHooks):
     def recorded(self, result: ProbeResult) -> None:
         ordinal, binding = len(self.tuning.probes), self._binding()
         self.holder.retry(lambda: self.store.evidence.record_probe(self.holder.lease, ordinal, result, binding))
-        self.instruments.metrics.count_probe(self.context.served.device.id, result.outcome.value)
+        self.instruments.metrics.probes.labels(self.context.served.device.id, result.outcome.value).inc()
 
     def _binding(self) -> Binding | None:
         """Return the binding that the first probe of a tuning for hardware is recorded with."""

@@ -68,9 +68,9 @@ def used() -> Metrics:
     metrics = Metrics("1.0")
     metrics.collect("the queue", lambda: [QueueDepth("cpu", 2, 3.5)], queue_families)
     with metrics.device_busy("cpu"):
-        metrics.count_probe("cpu", "FIT")
+        metrics.probes.labels("cpu", "FIT").inc()
     metrics.count_lookup(True)
-    metrics.count_estimate("made")
+    metrics.estimates.labels("made").inc()
     metrics.observe_request("GET", "/v1/tunings/{tuning_id}", 200, 0.003)
     return metrics
 
