@@ -207,7 +207,11 @@ class JobCases(WorkCases[JobSubmission, Job]):
             views.check_identifier(recommendation_id, "recommendation")
             recommendation = self._store.recommendations.get(recommendation_id)
         need = self._need(recommendation, submission.training)
-        served = self._live_device(recommendation, need)
+        served = (
+            self._context.live_device(recommendation.device.id).served
+            if need is None
+            else next((worker.served for worker in workers_with(need, self._context.live_workers())), None)
+        )
         if submission.recommendation is not None:
             environment = {} if served is None else probe_environment(recommendation.request, served)
             self._context.policy.check_foreign(recommendation, environment)
@@ -238,16 +242,6 @@ class JobCases(WorkCases[JobSubmission, Job]):
         except UnknownDeviceError:
             return need
         return None
-
-    def _live_device(self, recommendation: Recommendation, need: HardwareNeed | None) -> ServedDevice | None:
-        """Return a device with a live worker that would run the job; none where it waits for hardware.
-
-        Raises:
-            UnknownDeviceError: when no live worker serves the device that the job needs.
-        """
-        if need is None:
-            return self._context.live_device(recommendation.device.id).served
-        return next((worker.served for worker in workers_with(need, self._context.live_workers())), None)
 
     def _possible_devices(self, recommendation: Recommendation, need: HardwareNeed | None) -> list[ServedDevice]:
         """Return the devices with live workers that may run a job."""

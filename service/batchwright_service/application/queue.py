@@ -74,7 +74,11 @@ class QueueCases:
         lanes = {(entry.device, entry.hardware if entry.device == ANY_DEVICE else None) for entry in waiting}
         for device, lane in lanes:
             entries = [entry for entry in waiting if entry.device == device and lane in {None, entry.hardware}]
-            serving = _serving(alive, device, lane)
+            serving = (
+                [announced for announced in alive if announced.served.device.id == device]
+                if lane is None
+                else workers_with(need_of_lane(lane), alive)
+            )
             ready = [announced for announced in serving if announced.served.unready is None]
             succeeded = WorkFilter((State.SUCCEEDED,), device=device)
             recent = [row for kind in WorkKind for row in self._work.newest(kind, RECENT, None, succeeded)]
@@ -137,13 +141,6 @@ class QueueCases:
                 item = self._work.get(announced.running_id)
                 return Running(item.kind, item.started_at)
         return None
-
-
-def _serving(alive: Sequence[AnnouncedDevice], device: str, lane: str | None) -> list[AnnouncedDevice]:
-    """Return the live workers that serve a device, or have the hardware of a lane."""
-    if lane is None:
-        return [announced for announced in alive if announced.served.device.id == device]
-    return workers_with(need_of_lane(lane), alive)
 
 
 def _entry(waiting: Waiting, expected: float | None, unserved: str | None) -> QueueEntry:

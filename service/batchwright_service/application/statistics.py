@@ -78,13 +78,20 @@ class SummaryCases:
         asked = totals.hits + totals.misses
         hit_rate = totals.hits / asked if asked else None
         kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
+        spent: dict[str, dict[WorkKind, float]] = defaultdict(lambda: dict.fromkeys(WorkKind, 0.0))
+        for total in totals.work:
+            if total.slot is not None and total.device_seconds > 0:
+                spent[total.slot][total.kind] += total.device_seconds
         return Summary(
             period=period,
             tunings=_by_state(totals.work, WorkKind.TUNING),
             infeasible=totals.infeasible,
             jobs=_by_state(totals.work, WorkKind.JOB),
             failures=tuple(group for group in totals.failures if group.kind in kinds),
-            device_seconds=_spent(totals.work),
+            device_seconds=tuple(
+                SpentSeconds(slot=slot, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
+                for slot, by in sorted(spent.items())
+            ),
             recommendation_hits=RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=hit_rate),
             gains=_gains(totals.gains),
         )
@@ -146,17 +153,6 @@ def _by_state(work: Iterable[WorkTotal], kind: WorkKind) -> dict[State, int]:
         if total.kind is kind:
             counts[total.state] += total.count
     return counts
-
-
-def _spent(work: Iterable[WorkTotal]) -> tuple[SpentSeconds, ...]:
-    spent: dict[str, dict[WorkKind, float]] = defaultdict(lambda: dict.fromkeys(WorkKind, 0.0))
-    for total in work:
-        if total.slot is not None and total.device_seconds > 0:
-            spent[total.slot][total.kind] += total.device_seconds
-    return tuple(
-        SpentSeconds(slot=slot, probes_seconds=by[WorkKind.TUNING], jobs_seconds=by[WorkKind.JOB])
-        for slot, by in sorted(spent.items())
-    )
 
 
 def _gains(recorded: Sequence[RecordedGain]) -> Gains:

@@ -33,7 +33,14 @@ def verify(
         SpecError: when the command cannot be started.
         DeviceError: when this host lacks the device of the recommendation.
     """
-    size = _repeated_size(plan)
+    sizes = {size for rank in plan.micro_batch_sizes for size in rank}
+    if len(sizes) > 1:
+        listed = " and ".join(str(size) for size in sorted(sizes, reverse=True))
+        raise PlanError(
+            f"the plan has micro-batches of {listed} samples, and a framework repeats one size: name the format of the "
+            "export that you train with (`--format hugging-face`)"
+        )
+    size = sizes.pop()
     share = size * plan.gradient_accumulation_steps
     request = recommendation.request
     device = find_device(recommendation.device.id)
@@ -66,17 +73,6 @@ def verify(
         samples_per_second=plan.effective_batch_size / seconds if seconds else None,
         probe=result,
     )
-
-
-def _repeated_size(plan: Plan) -> int:
-    sizes = {size for rank in plan.micro_batch_sizes for size in rank}
-    if len(sizes) > 1:
-        listed = " and ".join(str(size) for size in sorted(sizes, reverse=True))
-        raise PlanError(
-            f"the plan has micro-batches of {listed} samples, and a framework repeats one size: name the format of the "
-            "export that you train with (`--format hugging-face`)"
-        )
-    return sizes.pop()
 
 
 def _verdict(result: ProbeResult) -> Verdict:

@@ -91,7 +91,14 @@ def export(
     if framework is not None and framework.arguments is not None:
         inner = replace(context, version=framework.versions[0])
         context = replace(context, arguments=framework.arguments(inner))
-        inherited = _omitted_settings(framework) | framework.write(inner).warnings
+        found: Warnings = {}
+        if framework.arguments_leave:
+            found["figures-alone"] = (
+                f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
+                f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
+                "program reads, and name that file in the command."
+            )
+        inherited = found | framework.write(inner).warnings
         inherited.pop(_STARTED_BY_LAUNCHERS, None)
     written = target.write(context)
     warnings = (*_of_the_plan(target, context).items(), *written.warnings.items(), *inherited.items())
@@ -158,18 +165,6 @@ def _of_the_plan(target: Target, context: ExportContext) -> Warnings:
             f"{plan.effective_batch_size}. Divide BATCHWRIGHT_EFFECTIVE_BATCH_SIZE over the ranks, and each share into "
             "micro-batches of at most BATCHWRIGHT_MICRO_BATCH_SIZE, as Batchwright's engine does, or name the "
             "framework in `arguments_of`."
-        )
-    return found
-
-
-def _omitted_settings(framework: Target) -> Warnings:
-    """Warn of settings of the framework's file that its command line does not include."""
-    found: Warnings = {}
-    if framework.arguments_leave:
-        found["figures-alone"] = (
-            f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
-            f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
-            "program reads, and name that file in the command."
         )
     return found
 

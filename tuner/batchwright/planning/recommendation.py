@@ -51,6 +51,7 @@ def recommend(
         words += " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
     statement = finished.proof.statement + words
     proof = finished.proof.model_copy(update={"statement": statement})
+    probes = finished.probes
     found = Recommendation(
         plan=plan,
         largest_micro_batch_size=_largest(finished) or None,
@@ -78,7 +79,13 @@ def recommend(
         environment=finished.conditions.environment,
         warnings=tuple(tuning_warnings(finished)),
         versions=finished.conditions.versions,
-        timings=_timings(finished, total_seconds),
+        timings=Timings(
+            total_seconds=total_seconds,
+            probe_seconds=sum(probe.seconds.total for probe in probes),
+            **{f"{step}_seconds": seconds for step, seconds in finished.step_seconds.items()},
+            probes=len(probes),
+            out_of_memory_probes=sum(probe.outcome is Outcome.OOM for probe in probes),
+        ),
         request=request,
     )
     return with_gain(found)
@@ -151,15 +158,4 @@ def _headroom(finished: FinishedTuning) -> Headroom | None:
         context_bytes=probe.context_bytes,
         free_bytes=free,
         free_fraction=free / limit,
-    )
-
-
-def _timings(finished: FinishedTuning, total_seconds: float) -> Timings:
-    probes = finished.probes
-    return Timings(
-        total_seconds=total_seconds,
-        probe_seconds=sum(probe.seconds.total for probe in probes),
-        **{f"{step}_seconds": seconds for step, seconds in finished.step_seconds.items()},
-        probes=len(probes),
-        out_of_memory_probes=sum(probe.outcome is Outcome.OOM for probe in probes),
     )

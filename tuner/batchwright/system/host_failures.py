@@ -161,11 +161,7 @@ def disk_usage_of(folder: Path) -> DiskUsage:
         OSError: when the disk or the folder cannot be read.
     """
     disk = shutil.disk_usage(folder)
-    return DiskUsage(total=disk.total, free=disk.free, own=_size_of(folder))
-
-
-def _size_of(folder: Path) -> int:
-    """Bytes that the files of a folder take on the disk; files that vanish meanwhile are skipped."""
+    # Files that vanish meanwhile are skipped.
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -173,7 +169,7 @@ def _size_of(folder: Path) -> int:
                 total += 512 * os.lstat(os.path.join(root, name)).st_blocks  # noqa: PTH118 - there may be thousands
             except FileNotFoundError:
                 continue
-    return total
+    return DiskUsage(total=disk.total, free=disk.free, own=total)
 
 
 def is_filled_by_run(before: DiskUsage, now: DiskUsage, needed_bytes: int) -> bool:
@@ -232,7 +228,14 @@ def check_host(folders: list[Path], needed_bytes: int = 0) -> HostFailure | None
         thread = threading.Thread(target=lambda: None)
         thread.start()
         thread.join()
-        _check_process()
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ""],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_CHECK_SECONDS,
+            check=True,
+        )
     except Exception as error:  # noqa: BLE001 - without descriptors or memory anything may be raised
         return host_failure_of(error) or HostFailure(Cause.PROCESSES, f"{type(error).__name__}: {error}")
     return None
@@ -261,14 +264,3 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
     if free < needed_bytes:
         message = f"the disk of {folder} has {format_bytes(free)} free, and work needs {format_bytes(needed_bytes)}"
         raise HostFailureError(Cause.DISK_FULL, message, needed_bytes)
-
-
-def _check_process() -> None:
-    subprocess.run(
-        [sys.executable, "-I", "-S", "-c", ""],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=_CHECK_SECONDS,
-        check=True,
-    )

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from batchwright.device_traits import traits_of
@@ -51,7 +51,7 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.fsdp import shard
 from batchwright.training.micro_batches.nested_batches import tensors_of
-from batchwright.training.micro_batches.splitting import MicroBatch, sliced
+from batchwright.training.micro_batches.splitting import sliced
 from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.build import build_workload, count_parameters
 
@@ -195,7 +195,14 @@ class UpdateTrace:
             model = build_fake_model(spec, self._workload, device, tracer)
             if sharded:
                 shard(model, device, spec.parallelism.world_size)
-            label_accumulated_gradients(model, tracer)
+
+            def label(parameter: Tensor) -> None:
+                if parameter.grad is not None:
+                    tracer.recorder.label([parameter.grad], Category.GRADIENTS)
+
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(label)  # type: ignore[no-untyped-call]
             self._engine: UpdateEngine | OtherLoop
             if loop != "batchwright":
                 self._engine = OtherLoop(loop, spec, self._workload, model, device)
@@ -234,7 +241,14 @@ class UpdateTrace:
         micro_batches = [sliced(make(size), size) for size in sizes]
         with self._tracing():
             if traits_of(self._device.type).counts_host_memory:
-                record_batches(micro_batches, tracer)
+                # On the CPU the batches are in the memory of the device.
+                for micro_batch in micro_batches:
+                    recorded: set[int] = set()
+                    for tensor in tensors_of(micro_batch.batch):
+                        storage = tensor.untyped_storage()
+                        if storage.data_ptr() not in recorded:
+                            recorded.add(storage.data_ptr())
+                            tracer.recorder.allocate(storage.nbytes(), Category.ACTIVATIONS)
             if isinstance(engine, OtherLoop):
                 tracer.begin_section("first-update")
                 engine.update(micro_batches)
@@ -370,18 +384,6 @@ def _notes(tracer: Tracer, spec: WorkloadSpec) -> Iterator[str]:
     yield from sorted(tracer.notes | ({COMPILED_NOTE} if spec.compile else set()))
 
 
-def label_accumulated_gradients(model: nn.Module, tracer: Tracer) -> None:
-    """Label every gradient that a backward pass accumulates, as soon as it has."""
-
-    def label(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            tracer.recorder.label([parameter.grad], Category.GRADIENTS)
-
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(label)  # type: ignore[no-untyped-call]
-
-
 @contextmanager
 def optimizer_gradients_labelled(tracer: Tracer) -> Iterator[None]:
     """Label the gradients that an optimizer receives during the block."""
@@ -397,17 +399,6 @@ def optimizer_gradients_labelled(tracer: Tracer) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def record_batches(micro_batches: list[MicroBatch], tracer: Tracer) -> None:
-    """Record the batches, which on the CPU are in the memory of the device."""
-    for micro_batch in micro_batches:
-        recorded: set[int] = set()
-        for tensor in tensors_of(micro_batch.batch):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in recorded:
-                recorded.add(storage.data_ptr())
-                tracer.recorder.allocate(storage.nbytes(), Category.ACTIVATIONS)
 
 
 def label_live_blocks(tracer: Tracer, engine: UpdateEngine | OtherLoop) -> None:

@@ -52,9 +52,16 @@ def _script(context: ExportContext, launch: Launch) -> str:
 
 
 def _directives(context: ExportContext, launch: Launch) -> str:
+    queue = context.options.queue
+    if queue is not None and not _PARTITIONS.fullmatch(queue):
+        raise ExportError(
+            "wrong-option",
+            f"queue {queue!r} cannot name a Slurm partition: it takes letters, digits, `_`, `.` and `-`, and commas "
+            "between several names",
+        )
     options = {
         "job-name": launch.name,
-        "partition": _partition(context),
+        "partition": queue,
         "nodes": launch.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": _CPUS_PER_PROCESS * launch.processes_per_node,
@@ -64,17 +71,6 @@ def _directives(context: ExportContext, launch: Launch) -> str:
     }
     lines = [f"#SBATCH --{name}={value}\n" for name, value in options.items() if value is not None]
     return "".join(lines) + "#SBATCH --requeue\n"
-
-
-def _partition(context: ExportContext) -> str | None:
-    queue = context.options.queue
-    if queue is not None and not _PARTITIONS.fullmatch(queue):
-        raise ExportError(
-            "wrong-option",
-            f"queue {queue!r} cannot name a Slurm partition: it takes letters, digits, `_`, `.` and `-`, and commas "
-            "between several names",
-        )
-    return queue
 
 
 def _device_comment(launch: Launch) -> str:

@@ -70,7 +70,14 @@ class PlannedWindow:
             WorkloadError: when the window has more samples than the plan gives to this rank, or a batch that would have
                 to be divided and cannot. The last window of an epoch may have fewer samples.
         """
-        self._require_share(window)
+        sizes = [micro_batch.size for micro_batch in window if micro_batch.is_counted and not micro_batch.is_padding]
+        samples, share = sum(sizes), sum(self.sizes)
+        if samples > share:
+            raise WorkloadError(
+                f"a window of {' + '.join(map(str, sizes))} = {samples} samples, where the plan has {share} in "
+                f"micro-batches of at most {self._largest}: give `update` a list with one batch of {share} samples, "
+                "which it divides"
+            )
         for micro_batch in window:
             fits = micro_batch.size <= self._largest and micro_batch.is_counted
             if micro_batch.indivisible is not None and not fits and not micro_batch.is_padding:
@@ -83,13 +90,3 @@ class PlannedWindow:
         parts = [] if batch.is_padding else batch.divide(balanced_split(batch.size, self._steps))
         padding = replace(parts[-1] if parts else batch, is_padding=True)
         return [*parts, *[padding] * (self._steps - len(parts))]
-
-    def _require_share(self, window: Sequence[MicroBatch]) -> None:
-        sizes = [micro_batch.size for micro_batch in window if micro_batch.is_counted and not micro_batch.is_padding]
-        samples, share = sum(sizes), sum(self.sizes)
-        if samples > share:
-            raise WorkloadError(
-                f"a window of {' + '.join(map(str, sizes))} = {samples} samples, where the plan has {share} in "
-                f"micro-batches of at most {self._largest}: give `update` a list with one batch of {share} samples, "
-                "which it divides"
-            )
