@@ -7,7 +7,6 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
 
 from batchwright_service.auth.api_keys import KeyAuthenticator
 from batchwright_service.domain.callers import Caller
@@ -29,13 +28,10 @@ class Sessions:
     A verified session is trusted for ``TRUST_SECONDS``, even if it is closed elsewhere or its key is revoked.
     """
 
-    def __init__(
-        self, store: SessionStore, key_authenticator: KeyAuthenticator, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: SessionStore, key_authenticator: KeyAuthenticator) -> None:
         self._store = store
         self._key_authenticator = key_authenticator
-        self._clock = clock
-        self._trusted = TrustedCallers(clock)
+        self._trusted = TrustedCallers(time.monotonic)
 
     def open(self, key: str, address: str | None = None) -> str:
         """Open a session with an API key, and return its token. Only a digest of the token is stored.
@@ -60,7 +56,7 @@ class Sessions:
             NotAuthenticatedError: when the session is unknown, closed or expired, or its key is revoked or expired.
             StoreUnavailableError: when the store cannot be read.
         """
-        began, digest = self._clock(), digest_of(token)
+        began, digest = time.monotonic(), digest_of(token)
         found = self._store.find(digest) if _TOKEN.fullmatch(token) else None
         if found is None:
             raise NotAuthenticatedError("this session has ended; sign in again", key_given=True)

@@ -72,12 +72,10 @@ class Shim:
         self.library.batchwright_install(callback)
 
 
-def load_shim(cache: Path | None = None) -> Shim:
+def load_shim() -> Shim:
     """Load the library, and compile it first if it is not cached or does not load.
 
-    Args:
-        cache: the folder of compiled libraries; the user's cache folder by default. If it cannot be written to, the
-            library is compiled into a temporary folder.
+    If the user's cache folder cannot be written to, the library is compiled into a temporary folder.
 
     Raises:
         NoCompilerError: when there is no C++ compiler, or it fails.
@@ -86,7 +84,7 @@ def load_shim(cache: Path | None = None) -> Shim:
     if "torch" in sys.modules:
         raise EstimateError("torch was imported before the stand-in for CUDA: trace in a fresh process")
     try:
-        return Shim(_load(cache or cache_folder()))
+        return Shim(_load(cache_folder()))
     except _NoCacheFolderError as error:
         uncached_reason = str(error)
     try:

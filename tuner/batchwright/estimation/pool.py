@@ -14,18 +14,13 @@ from batchwright.system.fork_server.client import ForkServer
 from batchwright.system.fork_server.spawn import ChildProcess
 
 _IDLE_SECONDS = 300.0
-"""Limited because an idle process uses half a gigabyte of memory."""
+"""How long a process waits for the next request: limited because an idle process uses half a gigabyte of memory."""
 
 
 class EstimatePool:
-    """Makes estimates in pooled processes. Thread-safe: each request has a process for itself.
+    """Makes estimates in pooled processes. Thread-safe: each request has a process for itself."""
 
-    Args:
-        idle_seconds: how long a process waits for the next request.
-    """
-
-    def __init__(self, idle_seconds: float = _IDLE_SECONDS) -> None:
-        self._idle_seconds = idle_seconds
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[ForkServer] = []
         self._closed = False
@@ -46,7 +41,7 @@ class EstimatePool:
     def _borrow(self) -> Iterator[ForkServer]:
         """Borrow a server for the block."""
         with self._lock:
-            server = self._idle.pop() if self._idle else tracing_server(self._start, self._idle_seconds)
+            server = self._idle.pop() if self._idle else tracing_server(self._start, _IDLE_SECONDS)
         try:
             yield server
         finally:

@@ -59,7 +59,7 @@ def nodes(context: ExportContext) -> tuple[int, int]:
 # --- the optimizer and the adapter ---
 
 
-def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()") -> str:
+def torch_call(optimizer: OptimizerSpec) -> str:
     """The Python expression that makes the optimizer, without the groups of the spec.
 
     Of `muon`, which is two optimizers of torch, and of those that are none, it is a call of
@@ -69,7 +69,7 @@ def torch_call(optimizer: OptimizerSpec, parameters: str = "model.parameters()")
         fields = optimizer.model_dump(mode="json", exclude_defaults=True, exclude={"groups"})
         return f"build_optimizer(OptimizerSpec.model_validate({fields!r}), model)"
     arguments = "".join(f", {name}={value!r}" for name, value in optimizer.torch_arguments().items())
-    return f"torch.optim.{optimizer.torch_class}({parameters}{arguments})"
+    return f"torch.optim.{optimizer.torch_class}(model.parameters(){arguments})"
 
 
 def writable_adapter(context: ExportContext) -> LoraAdapter | None:

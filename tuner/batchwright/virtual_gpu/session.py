@@ -99,7 +99,6 @@ class VirtualGpuSession:
             others are zero. 0: none is computed, and results are undefined.
         site_packages: the folder of packages of the Python that will run, with torch's CUDA build; that of this Python
             by default.
-        cache: the folder of compiled libraries; the user's cache folder by default.
     """
 
     def __init__(
@@ -108,18 +107,16 @@ class VirtualGpuSession:
         *,
         compute_limit_bytes: int = DEFAULT_COMPUTE_LIMIT_BYTES,
         site_packages: Path | None = None,
-        cache: Path | None = None,
     ) -> None:
         self.host = host
         self._compute_limit_bytes = compute_limit_bytes
         self._site_packages = site_packages or Path(sysconfig.get_path("purelib"))
-        self._cache = cache
         self._folder: TemporaryFolder | None = None
         self._libraries: list[Path] = []
         self._open_ledger: _Ledger | None = None
 
     def __enter__(self) -> Self:
-        libraries = build(self._site_packages, self._cache)
+        libraries = build(self._site_packages)
         self._libraries = preloaded(libraries)
         self._folder = TemporaryFolder()
         try:

@@ -81,7 +81,7 @@ def undeclared_fields(config: TransformersConfig, fields: Mapping[str, Any], *, 
     return found
 
 
-def configs_within(config: TransformersConfig, path: str = "config") -> Iterator[tuple[str, TransformersConfig]]:
+def configs_within(config: TransformersConfig) -> Iterator[tuple[str, TransformersConfig]]:
     """Yield ``config`` and every configuration nested in its fields, lists and dicts, with its path."""
     from transformers import PreTrainedConfig  # noqa: PLC0415 - takes a second to import
 
@@ -97,7 +97,7 @@ def configs_within(config: TransformersConfig, path: str = "config") -> Iterator
             for index, inner in enumerate(value):
                 yield from walk(inner, f"{at}.{index}")
 
-    return walk(config, path)
+    return walk(config, "config")
 
 
 def _check_single(path: str, config: TransformersConfig) -> None:

@@ -155,19 +155,15 @@ def with_event(changing: ReturningUpdate[Any], kind: EventKind, document: str) -
 
 
 def change_held(
-    connection: Connection,
-    lease: Lease,
-    values: dict[str, Any],
-    new_events: Sequence[EventToAdd],
-    also: ColumnElement[bool] | None = None,
+    connection: Connection, lease: Lease, values: dict[str, Any], new_events: Sequence[EventToAdd]
 ) -> RowMapping:
     """Update the work item of a valid lease, and return its row.
 
     Raises:
         StaleLeaseError: when the lease has ended.
-        ConflictError: when the lease is valid, but ``also`` is not met.
+        ConflictError: when the lease is valid, and the state does not allow the new one.
     """
-    row = change(connection, held_by(lease) if also is None else and_(held_by(lease), also), values, new_events)
+    row = change(connection, held_by(lease), values, new_events)
     if row is None:
         raise refusal(connection, lease, values.get("state"))
     return row
