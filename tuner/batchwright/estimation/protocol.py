@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from batchwright.errors import BatchwrightError, EstimateError, FieldProblem, PlanError, SpecError, WorkloadError
 from batchwright.schemas.base import Document
+from batchwright.system.files import PathBelow
 from batchwright.system.fork_server.tasks import TaskPaths
 
 _ERROR_CLASSES: dict[str, type[BatchwrightError]] = {
@@ -49,7 +48,5 @@ def untraceable(error: BaseException, where: str = "") -> EstimateError:
 class EstimatePaths(TaskPaths):
     """The files of one estimate."""
 
-    @property
-    def failure(self) -> Path:
-        """The ``TraceFailure``; absent if there is an estimate, or if the process died."""
-        return self.directory / "failure.json"
+    failure = PathBelow("failure.json")
+    """The ``TraceFailure``; absent if there is an estimate, or if the process died."""

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from filelock import BaseFileLock, FileLock, Timeout
 
@@ -157,6 +157,21 @@ def _acquire(lock: BaseFileLock) -> bool:
         if error.errno not in _LOCKS_UNSUPPORTED:  # without locks there is nothing to wait on
             raise
     return True
+
+
+class _HasDirectory(Protocol):
+    @property
+    def directory(self) -> Path: ...
+
+
+class PathBelow:
+    """A path below the ``directory`` of the object that has it as an attribute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: _HasDirectory, _: object = None) -> Path:
+        return paths.directory / self._name
 
 
 def tail(path: Path, length_bytes: int) -> str:

@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import BaseModel
 
-from batchwright.system.files import tail, write_atomically
+from batchwright.system.files import PathBelow, tail, write_atomically
 from batchwright.system.temporary_folders import TemporaryFolder
 
 
@@ -41,6 +41,13 @@ class TaskPaths:
 
     directory: Path
 
+    request = PathBelow("request.json")
+    """The request (JSON)."""
+    result = PathBelow("result.json")
+    """The result (JSON); absent if the task ended before writing it."""
+    output = PathBelow("output.txt")
+    """The output of the process, including dumped stacks."""
+
     @classmethod
     @contextmanager
     def temporary(cls, request: BaseModel) -> Iterator[Self]:
@@ -53,21 +60,6 @@ class TaskPaths:
             paths = cls(directory)
             write_atomically(paths.request, request.model_dump_json())
             yield paths
-
-    @property
-    def request(self) -> Path:
-        """The request (JSON)."""
-        return self.directory / "request.json"
-
-    @property
-    def result(self) -> Path:
-        """The result (JSON); absent if the task ended before writing it."""
-        return self.directory / "result.json"
-
-    @property
-    def output(self) -> Path:
-        """The output of the process, including dumped stacks."""
-        return self.directory / "output.txt"
 
     def output_tail(self, length_bytes: int = 4000) -> str:
         """Read the end of the output."""

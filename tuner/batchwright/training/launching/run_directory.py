@@ -19,7 +19,7 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import TrainingProgress
 from batchwright.system.disk_space import translate_full_disk
-from batchwright.system.files import write_atomically
+from batchwright.system.files import PathBelow, write_atomically
 from batchwright.training.launching.checkpoint_files import newest_update
 
 
@@ -40,59 +40,49 @@ def run_identity(recommendation: Recommendation, request: TrainingRequest) -> di
     }
 
 
-class _Below:
-    """A path below the folder of a run."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, paths: RunPaths, _: object = None) -> Path:
-        return paths.directory / self._name
-
-
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one training run. Nothing else builds these names."""
 
     directory: Path
 
-    recommendation = _Below("recommendation.json")
+    recommendation = PathBelow("recommendation.json")
     """The recommendation that the run was started from (JSON)."""
-    request = _Below("training.json")
+    request = PathBelow("training.json")
     """The ``TrainingRequest`` (JSON)."""
-    progress = _Below("progress.jsonl")
+    progress = PathBelow("progress.jsonl")
     """The log of progress: one ``TrainingProgress`` per line."""
-    result = _Below("result.json")
+    result = PathBelow("result.json")
     """The ``TrainingResult``; absent during the run and after a kill."""
-    log = _Below("log.txt")
+    log = PathBelow("log.txt")
     """Output of the training process."""
-    checkpoints = _Below("checkpoints")
+    checkpoints = PathBelow("checkpoints")
     """Folder of the checkpoints and the pointer to the newest."""
-    newest_checkpoint = _Below("checkpoints/newest.json")
+    newest_checkpoint = PathBelow("checkpoints/newest.json")
     """Pointer to the newest checkpoint: its folder and its update (JSON)."""
-    weights = _Below("model.safetensors")
+    weights = PathBelow("model.safetensors")
     """The trained weights, when the run succeeded."""
-    average_weights = _Below("model-average.safetensors")
+    average_weights = PathBelow("model-average.safetensors")
     """The moving averages of the weights, when the spec requests them."""
-    pretrained = _Below("pretrained")
+    pretrained = PathBelow("pretrained")
     """Folder of the trained transformers model, for ``from_pretrained``."""
-    pretrained_average = _Below("pretrained-average")
+    pretrained_average = PathBelow("pretrained-average")
     """Folder of the model with the moving averages of the weights."""
-    best_weights = _Below("model-best.safetensors")
+    best_weights = PathBelow("model-best.safetensors")
     """The weights of the best evaluation, when the run succeeded."""
-    pretrained_best = _Below("pretrained-best")
+    pretrained_best = PathBelow("pretrained-best")
     """Folder of the model with the weights of the best evaluation."""
-    base = _Below("base")
+    base = PathBelow("base")
     """Folder of the frozen model, when an adapter of random weights was trained."""
-    tensorboard = _Below("tensorboard")
+    tensorboard = PathBelow("tensorboard")
     """Folder of the events for TensorBoard."""
-    mlflow = _Below("mlflow.db")
+    mlflow = PathBelow("mlflow.db")
     """The database of MLflow, where no server was named."""
-    tracked_runs = _Below("tracked-runs.json")
+    tracked_runs = PathBelow("tracked-runs.json")
     """The ids of the run in trackers (JSON)."""
-    cache = _Below("cache")
+    cache = PathBelow("cache")
     """Folder of the libraries' caches, removed with the run's folder."""
-    micro_batch_bound_file = _Below("largest-micro-batch.json")
+    micro_batch_bound_file = PathBelow("largest-micro-batch.json")
     """The bound on micro-batches (JSON), written when one did not fit and could not be divided on the spot."""
 
     def cache_variables(self) -> dict[str, str]:
