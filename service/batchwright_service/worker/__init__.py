@@ -10,7 +10,7 @@ The pipeline, in one process with one worker per device:
    through it.
 4. ``attempts`` runs a claim and records its ending, or hands the work back to the queue.
 5. ``runner`` runs one tuning or job. ``batchwright.driving.loop`` drives a tuning, whose probes its hooks here record.
-6. ``executors`` runs a tuning or a job: in processes of the host, or in this process for tests.
+6. ``executors`` runs a tuning or a job in processes of the host.
 
 ``host_health`` suspends claims while the host has a fault (a full disk, no processes left) until a check passes.
 

@@ -38,10 +38,9 @@ from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.models import Ending, WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
-from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.worker_settings import WorkerSettings
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, tuning_request
-from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work
+from tests.support.service.scripted import SERVED, InlineExecutor, ScriptedRunner, Trainer, new_work
 
 MIB, GIB = 1024**2, 1024**3
 REQUEST = tuning_request(memory_limit_bytes=4 * GIB)

@@ -24,10 +24,18 @@ from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
-from batchwright_service.worker.executors.inline import InlineExecutor, TrainFunction
 from batchwright_service.worker.worker_settings import WorkerSettings
 from tests.support.factories import CPU, mlp_spec, recommendation, tuning_request
-from tests.support.service.scripted import SERVED, ScriptedRunner, Trainer, new_work, progress, until_stopped
+from tests.support.service.scripted import (
+    SERVED,
+    InlineExecutor,
+    ScriptedRunner,
+    Trainer,
+    TrainFunction,
+    new_work,
+    progress,
+    until_stopped,
+)
 
 VERSIONS = {"torch": "2.8"}
 PATIENCE_SECONDS = 120.0

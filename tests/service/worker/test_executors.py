@@ -19,11 +19,10 @@ from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
 from batchwright.system.files import lock_directory
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright_service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
-from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.processes import are_gone
-from tests.support.service.scripted import ScriptedRunner, progress, until_stopped
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner, progress, until_stopped
 
 pytestmark = pytest.mark.usefixtures("forked")
 

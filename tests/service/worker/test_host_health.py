@@ -27,7 +27,6 @@ from batchwright_service.store.scheduling import WRITE_CHECK_TTL_SECONDS
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.executors.local import LocalExecutor
 from batchwright_service.worker.host_health import HostHealth
 from tests.service.worker.test_device_worker import (
@@ -43,7 +42,7 @@ from tests.support.factories import CPU, gpt_spec, recommendation, tuning_reques
 from tests.support.scarce import descriptors_used_up, fill, small_disk
 from tests.support.service.asking import body, ended as api_ended, problem_in
 from tests.support.service.running import StartService, migrated
-from tests.support.service.scripted import ScriptedRunner, Trainer, new_work
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner, Trainer, new_work
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -23,14 +23,13 @@ from batchwright_service.store.database.transactions import open_engine, read_tr
 from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
-from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.work_loop import IdlePause
 from batchwright_service.worker.worker_settings import WorkerSettings
 from batchwright_service.worker_bootstrap import worker_connections
 from tests.service.worker.test_device_worker import VERSIONS, ended, no_training, queue_tuning, worker_settings
 from tests.support.factories import CPU
 from tests.support.service.postgres import Databases, own_server
-from tests.support.service.scripted import ScriptedRunner, new_work, until_stopped
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner, new_work, until_stopped
 
 RARELY_SECONDS = 900.0
 """Longer than any test waits: what happens sooner was notified."""

@@ -17,9 +17,8 @@ from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import build
 from batchwright_service.entrypoints.serve import serve_system
 from batchwright_service.settings import Settings
-from batchwright_service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
-from tests.support.service.scripted import ScriptedRunner, Trainer
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner, Trainer
 
 VERSIONS = {"torch": "2.8"}
 

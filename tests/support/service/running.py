@@ -26,11 +26,10 @@ from batchwright_service.bootstrap import System, app_of, build
 from batchwright_service.folders import make_private_folder
 from batchwright_service.settings import Settings
 from batchwright_service.store.store import open_store
-from batchwright_service.worker.executors.inline import InlineExecutor
 from tests.support.factories import CPU
 from tests.support.paths import OPENAPI
 from tests.support.service.processes import PATIENCE_SECONDS
-from tests.support.service.scripted import ScriptedRunner, Trainer
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner, Trainer
 
 
 @dataclass

@@ -6,19 +6,30 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
 from batchwright.client.documents.states import WorkKind
 from batchwright.client.documents.workers import ServedDevice
+from batchwright.driving.probe_runner import WorkloadRunner
 from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
-from batchwright.schemas.results import CountedRank, CountedUpdates, ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.schemas.results import (
+    CountedRank,
+    CountedUpdates,
+    DeviceInfo,
+    ExpectedPeaks,
+    Outcome,
+    Phase,
+    ProbeResult,
+)
 from batchwright.schemas.training import EvaluationReport, RunOutcome, TrainingProgress, TrainingResult
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright_service.store.models import NewWork
-from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from tests.support.factories import CPU, tuning_request
 
 SERVED = ServedDevice(slot="host/cpu", owner="host:scope:1", device=CPU, environment={}, versions={"torch": "2.8"})
@@ -236,3 +247,19 @@ class Trainer:
             made = progress(update, run.request.updates).model_copy(update={"evaluations": evaluations, **sizes})
             on_progress([made.model_copy(update={"samples_seen": update * made.samples})])
         return TrainingResult(outcome=self.outcome, message="ended", updates=self.reached)
+
+
+TrainFunction = Callable[[TrainingRun, OnProgress, GraceSeconds], TrainingResult]
+"""Makes a run in this process, reports its updates, and ends soon after a stop request."""
+
+
+class InlineExecutor(Executor):
+    """Run everything in this process: probes with ``runner``, which it owns, and training runs with ``train``."""
+
+    def __init__(self, device: DeviceInfo, runner: WorkloadRunner, train: TrainFunction) -> None:
+        super().__init__(device, runner)
+        self._train_function = train
+
+    @override
+    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        return self._train_function(run, on_progress, grace_seconds)

@@ -17,10 +17,9 @@ from batchwright.system.subreaper import Channel
 from batchwright_service.entrypoints import hosted_worker
 from batchwright_service.settings import Settings
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker_bootstrap import WorkerSystem, build_worker
 from tests.support.factories import CPU
-from tests.support.service.scripted import ScriptedRunner
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner
 
 
 def executor(device: DeviceInfo) -> Executor:

@@ -18,11 +18,10 @@ from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright_service.entrypoints.work import work_system
 from batchwright_service.settings import Settings
 from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
-from batchwright_service.worker.executors.inline import InlineExecutor
 from batchwright_service.worker.executors.local import LocalExecutor
 from batchwright_service.worker_bootstrap import build_worker
 from tests.support.factories import CPU
-from tests.support.service.scripted import ScriptedRunner
+from tests.support.service.scripted import InlineExecutor, ScriptedRunner
 
 
 def main(text: str) -> None:
