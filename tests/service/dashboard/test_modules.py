@@ -153,7 +153,7 @@ def test_the_answer_names_the_plan_what_is_proven_and_what_it_gains(modules: Mod
     assert answers[0]["proof"] == "Proven: 317 fits, 318 does not."
     assert [answer["gain"] and answer["gain"].replace(TIMES, "x") for answer in answers] == [
         "1.95x faster than 38 x 16.",
-        "About 0.800x the speed of 38 x 16 (estimated).",
+        "About 0.80x the speed of 38 x 16 (estimated).",
         "38 x 16 runs out of memory.",
         None,
     ]

@@ -192,7 +192,7 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     made = service.http.post("/v1/tunings", json=request).json()
     page = visit(service).open(f"/tunings/{made['id']}")
     expect(state(page)).to_have_text("Failed")
-    expect(page.get_by_role("alert")).to_contain_text("the loss is no sum")
+    expect(page.get_by_role("alert")).to_contain_text("The loss is no sum")
     same = page.get_by_text("Failed for the same cause")
     expect(same.get_by_role("link").first).to_have_attribute("href", f"/tunings/{other['id']}")
     runner.spec_error = None

@@ -5,12 +5,12 @@
  *   html`<${Proof} found=${found} />`           the plan drawn to scale, and the proof in sentences
  *   answerInWords(found)                        {plan, batch, proof, gain} of a feasible recommendation
  *   warnings(found)                             its warnings -> nodes
- *   variables(environment, label)               environment variables -> a node; of many, the first
+ *   readingInWords(data)                        what was read of the data: "a sample: 120,000 of 3,000,000 rows"
  */
 
 import { may, post } from "./api.js";
 import { commandOf } from "./command.js";
-import { alertBox, Button, codeBlock, CopyButton, linkTo, problemAlert } from "./components.js";
+import { alertBox, Button, CopyButton, linkTo, problemAlert } from "./components.js";
 import { provenWords, shortened } from "./device_words.js";
 import { OtherGpus } from "./estimate_table.js";
 import { bytes, count, number, percent, plural, sentences, words } from "./format.js";
@@ -19,8 +19,6 @@ import { drawPlan, planInWords } from "./plan.js";
 import { html, useState } from "./preact-htm.js";
 import { submissionAgain } from "./reproduce.js";
 import { openTrainDialog } from "./train_dialog.js";
-
-const FEW_VARIABLES = 3;
 
 export function answerInWords({ plan, evidence, gain, warnings: found }) {
   const isVerified = !found.some((warning) => warning.code === "samples-not-verified");
@@ -33,7 +31,7 @@ function gainInWords({ baseline, baseline_fits: fits, speedup, speed_source: sou
   if (fits === false) {
     return `${before} runs out of memory.`;
   }
-  const compared = speedup && `${number(speedup, 3)}× ${speedup < 1 ? "the speed of" : "faster than"} ${before}`;
+  const compared = speedup && `${number(speedup, speedup < 1 ? 2 : 3)}× ${speedup < 1 ? "the speed of" : "faster than"} ${before}`;
   return compared && (source === "measured" ? `${compared}.` : `About ${compared} (estimated).`);
 }
 
@@ -116,8 +114,11 @@ export function warnings(found) {
   return found.warnings.map(({ code, message }) => alertBox("warn", words(code.replaceAll("-", "_")), shortened(message)));
 }
 
-export function variables(environment, label) {
-  const all = Object.entries(environment).map(([name, value]) => `${name}=${value}`);
-  const block = all.length > 0 && codeBlock(all.join("\n"), { label });
-  return all.length > FEW_VARIABLES ? html`<details><summary>${plural(all.length, "environment variable")}, which exports and jobs set: ${all[0]} …</summary>${block}</details>` : block;
+export function readingInWords(data) {
+  if (!data) {
+    return null;
+  }
+  const { read, total, unit, reason } = data;
+  const part = `a sample: ${count(read)} of ${total === null ? "more" : count(total)} ${unit}`;
+  return read === 0 ? `nothing${reason && `: ${reason}`}` : read === total ? `all ${count(total)} ${unit}` : part;
 }

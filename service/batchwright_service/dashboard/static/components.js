@@ -4,6 +4,7 @@
  *   badge("RUNNING")                                    a state (or a probe's outcome), with a mark and text
  *   tag("estimated")                                    a small neutral label
  *   codeBlock(text, {label: "Command"})                 code with a copy button (and `download: "name.yaml"`)
+ *   variables(environment, "Environment")               environment variables, of many the first
  *   emptyState({title, text, action: node})             a text in place of missing content
  *   alertBox("bad"|"warn"|"ok"|"info", title, ...text)  a message
  *   problemAlert(problem, {retry: f})                   an ApiProblem, with a retry button
@@ -17,9 +18,10 @@
  */
 
 import { announce, copy } from "./dom.js";
-import { ago, fullTime, number, seconds, shortId, timeText, words } from "./format.js";
+import { ago, fullTime, number, plural, seconds, shortId, timeText, words } from "./format.js";
 import { icon } from "./icons.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
+import { quoted } from "./reproduce.js";
 
 const ICONS = {
   QUEUED: "clock", RUNNING: "play", CANCELLING: "stop", SUCCEEDED: "check", FAILED: "cross", CANCELLED: "ban",
@@ -31,6 +33,7 @@ const KINDS = {
 };
 const COPIED_MILLISECONDS = 2000;
 const TICK_MILLISECONDS = 10_000;
+const FEW_VARIABLES = 3;
 
 // --- marks ----------------------------------------------------------------------------------------------------------
 
@@ -174,6 +177,13 @@ export function codeBlock(text, { label = "Code", download = null } = {}) {
     </figcaption>
     <pre tabindex="0" role="group" aria-label=${label}><code>${text}</code></pre>
   </figure>`;
+}
+
+/** Environment variables; of many, the first, until they are opened. */
+export function variables(environment, label) {
+  const all = Object.entries(environment).map(([name, value]) => `${name}=${quoted(value)}`);
+  const block = all.length > 0 && codeBlock(all.join("\n"), { label });
+  return all.length > FEW_VARIABLES ? html`<details><summary>${plural(all.length, "environment variable")}, which exports and jobs set: ${all[0]} …</summary>${block}</details>` : block;
 }
 
 /** A modal dialog, which Escape closes unless `isLocked`; `onClose` is called after it has closed, however that came about. */

@@ -80,13 +80,14 @@ function sections(job, history) {
   const { progress, result } = job;
   const tuning = job.recommendation.evidence.tuning_id;
   return html`
+    ${failures(job)}
     <section class="card answer" id="answer" aria-labelledby="answer-title">
       <h2 id="answer-title">${headlineOf(job)}</h2>
       <div id="progress">${progressBar(job)}</div>
       ${result && job.directory && html`<p>${ofWorkload(job) ? "Checkpoints and weights" : "Its files"} are in <code>${job.directory}</code> <${CopyButton} text=${job.directory} /></p>`}
       <p class="small links"><span>Recommendation: ${linkTo("recommendations", job.recommendation_id)}</span>${tuning && html`<span>Tuning: ${linkTo("tunings", tuning)}</span>`}</p>
     </section>
-    <div id="notices" class="stack">${notices(job)}</div>
+    <div id="notices" class="stack">${(result?.notes ?? []).map((note) => alertBox("warn", null, shortened(note)))}</div>
     ${progress && html`<${Card} name="progress" title="Progress">
       <div id="newest">${definitions(ofWorkload(job) ? newest(job, history) : newestOfCommand(job))}</div>
       ${history.rows().length > 0 && curves(job, history)}
@@ -109,11 +110,10 @@ function sections(job, history) {
     ])}</div><//>`;
 }
 
-function notices({ problem, result, state }) {
+function failures({ problem, result, state }) {
   return [
     failure({ problem }),
     state === "FAILED" && problem === null && result !== null && alertBox("bad", "The run failed", html`<div class="preline">${withDetails(result.message)}</div>`),
-    (result?.notes ?? []).map((note) => alertBox("warn", null, shortened(note))),
   ];
 }
 
@@ -123,7 +123,7 @@ function progressBar(job) {
   }
   const made = job.progress?.update ?? 0;
   const total = totalOf(job);
-  return total === null ? html`<p>${plural(made, "update")}</p>` : bar({ value: made, max: total, label: "Updates", text: `${count(made)} of ${count(total)} updates` });
+  return total !== null && bar({ value: made, max: total, label: "Updates", text: `${count(made)} of ${count(total)} updates` });
 }
 
 /** What the job has done: "Trained for 6 updates: loss 5.499". */

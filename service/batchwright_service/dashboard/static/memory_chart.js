@@ -2,7 +2,7 @@
  * Peak memory against micro-batch size: every probe, the planner's model, the limit with and without the margin; and speed beside it.
  *
  *   modelOf(probes, expected)                the bytes of a size as a function; `expected` is the estimate of the evidence, if any
- *   memoryFigure(probes, model, {limitBytes, probeLimitBytes, fits, chosen})   {data, layout} for a chart; `chosen`: the size of the plan
+ *   memoryFigure(probes, model, {limitBytes, probeLimitBytes, fits, next, chosen})   {data, layout}; `next` does not fit, `chosen` is of the plan
  *   memoryInWords(probes, model, ...)        the same in a sentence, for screen readers
  *   speedFigure(found)                       the samples per second of a recommendation's plans
  *   sizeWords(probe)                         its micro-batch size, or the sizes of its plan
@@ -16,6 +16,7 @@ import { level, line, points } from "./chart.js";
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
 const FEW_SIZES = 10; // up to which every size has its tick
+const FAR = 3; // times the largest fit: a next size beyond that is not shown beside it
 const STEPS = 100;
 const NOISE = 0.01; // of a peak, as a share
 const SLOPE_ERROR = 0.1; // of an estimate, as a share of its slope
@@ -57,14 +58,14 @@ function estimated({ points }, size) {
 }
 
 /** The figure of the chart, around the proven limit once there is one. */
-export function memoryFigure(probes, model, { limitBytes, probeLimitBytes, chosen, fits }) {
+export function memoryFigure(probes, model, { limitBytes, probeLimitBytes, chosen, fits, next }) {
   const unit = (limitBytes ?? probeLimitBytes ?? GIB) >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
   const levels = [
     limitBytes && level(limitBytes / unit[0], `limit ${bytes(limitBytes)}`, "--bad"),
     probeLimitBytes && probeLimitBytes !== limitBytes && level(probeLimitBytes / unit[0], `after the margin ${bytes(probeLimitBytes)}`, "--warn", { above: false }),
   ].filter(Boolean);
   const largest = Math.max(...probes.map((probe) => probe.micro_batch_size));
-  const [low, high] = fits ? [Math.floor(0.8 * (chosen ?? fits)), Math.ceil(1.1 * fits) + 1] : [0, 1.1 * largest];
+  const [low, high] = fits ? [Math.floor(0.8 * (chosen ?? fits)), Math.ceil(1.1 * Math.max(fits, next < FAR * fits ? next : 0)) + 1] : [0, 1.1 * largest];
   const heights = probes.map((probe) => heightOf(probe, model, probeLimitBytes ?? limitBytes) / unit[0]);
   const shown = heights.filter((_, index) => probes[index].micro_batch_size >= low && probes[index].micro_batch_size <= high);
   const top = 1.04 * Math.max(...shown, (limitBytes ?? 0) / unit[0]);

@@ -1,9 +1,9 @@
 /** The page of a recommendation: plan and proof, exports, estimates for other GPUs, and the evidence. */
 
 import { get, may } from "./api.js";
-import { Answer, Proof, variables, warnings } from "./answer.js";
+import { Answer, Proof, readingInWords, warnings } from "./answer.js";
 import { commandOf, modelName } from "./command.js";
-import { codeBlock, definitions, linkTo, nameFacts, problemAlert, scopeAlert, time } from "./components.js";
+import { codeBlock, definitions, linkTo, nameFacts, problemAlert, scopeAlert, time, variables } from "./components.js";
 import { byId } from "./dom.js";
 import { OtherGpus } from "./estimate_table.js";
 import { Exports } from "./export_form.js";
@@ -69,6 +69,7 @@ function facts(found) {
     ["Device", `${found.device.id}: ${found.device.name}`],
     ["Created", time(found.created_at)],
     ["Probes", probesInWords(found)],
+    ["Data read", readingInWords(found.evidence.data)],
     ["Fingerprint", html`<code>${found.fingerprint}</code>`],
     ["Versions", Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")],
   ];

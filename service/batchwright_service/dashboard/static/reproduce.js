@@ -58,11 +58,18 @@ export function submissionAgain(tuning) {
 
 /** The command line for a submission whose spec is in `spec.json`; options at their defaults are left out. */
 export function asCommand(request) {
-  const values = { ...request, baseline: sizeAndSteps(request.baseline) };
+  const hardware = request.hardware ?? {};
+  const values = { ...request, baseline: sizeAndSteps(request.baseline), memory_limit_bytes: typed(request.memory_limit_bytes) };
   const labels = Object.entries(request.labels ?? {}).map(([key, value]) => `--label ${quoted(`${key}=${value}`)}`);
   const anySize = request.uniform_only === false ? ["--no-uniform-only"] : []; // of a command, whose default is true
-  const options = [...given(values, OPTIONS), ...given(request.hardware ?? {}, HARDWARE_OPTIONS), ...anySize, ...labels];
+  const options = [...given(values, OPTIONS), ...given({ ...hardware, min_memory_bytes: typed(hardware.min_memory_bytes) }, HARDWARE_OPTIONS), ...anySize, ...labels];
   return ["batchwright tune spec.json", `--effective-batch-size ${request.effective_batch_size}`, ...options].join(" \\\n  ");
+}
+
+/** A size as people type it: `128MiB`. */
+function typed(value) {
+  const unit = ["GiB", "MiB", "KiB"].find((_, index) => value && value % 1024 ** (3 - index) === 0);
+  return unit ? `${value / 1024 ** { GiB: 3, MiB: 2, KiB: 1 }[unit]}${unit}` : value;
 }
 
 /** A baseline as the option takes it: `8`, or `8x16` with its steps. */

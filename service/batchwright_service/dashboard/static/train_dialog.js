@@ -6,7 +6,7 @@
 
 import { get, post } from "./api.js";
 import { commandOf, takesUpdates } from "./command.js";
-import { codeBlock, definitions, Dialog, openDialog, problemAlert } from "./components.js";
+import { codeBlock, definitions, Dialog, openDialog, problemAlert, variables } from "./components.js";
 import { announce } from "./dom.js";
 import { html, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 import { quoted } from "./reproduce.js";
@@ -111,10 +111,9 @@ function submission(form, found, command) {
 }
 
 function preview(made) {
-  const environment = Object.entries(made.environment).map(([name, value]) => `${name}=${quoted(value)}`);
   return html`
     ${definitions([["Working directory", html`<code>${made.working_directory}</code>`], ["Device", made.device]])}
     ${codeBlock(made.command.map(quoted).join(" "), { label: "Command" })}
-    ${environment.length > 0 && codeBlock(environment.join("\n"), { label: "Environment" })}
+    ${variables(made.environment, "Environment")}
     ${made.files.map((file) => html`<details><summary>File ${file.path}</summary>${codeBlock(file.content, { label: file.path, download: file.path })}</details>`)}`;
 }

@@ -1,7 +1,7 @@
 /** The page of a tuning: its answer, or what it does now; then the proof, its probes, and how to reproduce it. */
 
 import { addressOf, get, keyId, may } from "./api.js";
-import { Answer, changesInWords, Proof, warnings } from "./answer.js";
+import { Answer, changesInWords, Proof, readingInWords, warnings } from "./answer.js";
 import { Chart } from "./chart.js";
 import { badge, codeBlock, definitions, elapsed, emptyState, linkTo, nameFacts, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
@@ -109,7 +109,6 @@ function Failure({ tuning }) {
 
 function facts(tuning) {
   const { request, recommendation } = tuning;
-  const data = recommendation?.evidence.data;
   return [
     ...nameFacts(tuning, "tunings"),
     ["Device", tuning.device ?? tuning.hardware],
@@ -118,7 +117,7 @@ function facts(tuning) {
     ["Objective", request.objective.replaceAll("_", " ")],
     ["Memory limit", request.memory_limit_bytes === null ? "the whole device" : bytes(request.memory_limit_bytes)],
     ["Margin", percent(request.memory_margin)],
-    ["Data read", data && readingInWords(data)],
+    ["Data read", readingInWords(recommendation?.evidence.data)],
     ...runFacts(tuning),
   ];
 }
@@ -132,12 +131,6 @@ function workloadFacts({ model, parallelism, precision }) {
   return [["Command", model.name], ["Arguments", given || "none"], ["Ranks", ranks]];
 }
 
-/** What was read of the data, such as "a sample: 120,000 of 3,000,000 rows". */
-function readingInWords({ read, total, unit, reason }) {
-  const part = `a sample: ${count(read)} of ${total === null ? "more" : count(total)} ${unit}`;
-  return read === 0 ? `nothing${reason && `: ${reason}`}` : read === total ? `all ${count(total)} ${unit}` : part;
-}
-
 /** The proof: in sentences, and as charts of the peaks and the speed. */
 function Evidence({ probes, tuning: { request, recommendation: found } }) {
   const limited = probes.find((probe) => probe.limit_bytes !== null);
@@ -146,6 +139,7 @@ function Evidence({ probes, tuning: { request, recommendation: found } }) {
     limitBytes: found?.headroom?.limit_bytes ?? request.memory_limit_bytes,
     probeLimitBytes: limited === undefined ? null : limited.limit_bytes + (limited.context_bytes ?? 0),
     fits: found?.evidence.proof.fits ?? null,
+    next: found?.evidence.proof.next_size ?? null,
     chosen: found?.plan?.micro_batch_size ?? null,
   };
   const speed = found && speedFigure(found);
@@ -183,9 +177,9 @@ function exact(value) {
 }
 
 const PLANS = [
-  { title: "Steps", class: "number", cell: (row) => count(row.gradient_accumulation_steps) },
-  { title: "Micro-batch", class: "number", cell: (row) => count(row.micro_batch_size) },
-  { title: "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes) },
+  { title: "Steps", class: "number", cell: (row) => count(row.gradient_accumulation_steps), value: (row) => row.gradient_accumulation_steps },
+  { title: "Micro-batch", class: "number", cell: (row) => count(row.micro_batch_size), value: (row) => row.micro_batch_size },
+  { title: "Peak memory", class: "number", cell: (row) => exact(row.peak_bytes), value: (row) => row.peak_bytes },
   { title: "Samples per second and rank", class: "number", cell: (row) => number(row.samples_per_second, 3), value: (row) => row.samples_per_second },
   { title: "", cell: (row) => html`<span class="tags">${row.chosen && tag("recommended")}${tag(row.source)}${row.thrashing && tag("thrashing")}</span>` },
 ];

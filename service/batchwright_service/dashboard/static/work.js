@@ -154,7 +154,8 @@ export function failure({ problem }, more = null) {
   if (problem === null) {
     return null;
   }
-  const [cause, ...rest] = sentences(problem.detail);
+  const [first, ...rest] = sentences(problem.detail);
+  const cause = first.replace(/^[a-z](?=[a-z]* )/, (letter) => letter.toUpperCase()); // of a word, and no field
   const isShort = cause.length <= LONGEST_CAUSE && shortened(cause) === cause;
   const text = isShort ? rest.join(" ") : problem.detail;
   return alertBox("bad", isShort ? cause : problem.title, text && html`<div class="preline">${withDetails(text)}</div>`, more, html`<p class="small">Code: <code>${problem.code}</code></p>`);
