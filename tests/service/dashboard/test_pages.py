@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -431,6 +432,20 @@ def test_a_job_shows_its_evaluations(start_service: StartService, visit: Open) -
     expect(page.locator("#evaluations th[scope=col]")).to_have_text(
         ["After update", "Held-out loss", "accuracy", "Samples", "Seconds"]
     )
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_files_on_another_host_are_one_sentence(start_service: StartService, visit: Open) -> None:
+    """Nothing is requested that this server cannot read."""
+    service = start_service(None, Trainer())
+    body = {"recommendation": recommendation().model_dump(mode="json"), "training": {"updates": 2}}
+    made = service.http.post("/v1/jobs", json=body).json()
+    ended = service.http.get(f"/v1/jobs/{made['id']}", params={"wait": 20}).json()
+    shutil.rmtree(ended["directory"])
+    page = visit(service).open(f"/jobs/{made['id']}")
+    expect(page.locator("#answer")).to_contain_text("Trained for 2 updates")
+    expect(page.locator("#elsewhere")).to_contain_text("are on host, which this server cannot read")
+    expect(page.locator("#log, #checkpoints")).to_have_count(0)
 
 
 # --- who may ---

@@ -49,7 +49,7 @@ function plannedAnswer(found, setProblem) {
   const address = `/recommendations/${encodeURIComponent(found.id)}`;
   const copied = [`Train with ${plan} (${batch}).`, proof, gain, location.origin + address].filter(Boolean).join(" ");
   return html`
-    <h2 id="answer-title">Train with <strong>${plan}</strong> <span class="muted">(${batch})</span></h2>
+    <h2 id="answer-title">Train with <strong>${plan.split(" + ").map((part, index) => html`${index > 0 && " + "}<span class="nowrap">${part}</span>`)}</strong> <span class="muted">(${batch})</span></h2>
     <p class="proven">${proof} ${gain}</p>
     <div class="page-actions">
       ${may("jobs:run") && html`<${Button} class="button-primary" aria-haspopup="dialog" act=${() => openTrainDialog(found)} onProblem=${setProblem}>Train<//>`}
