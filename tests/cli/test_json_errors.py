@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import sys
+import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from batchwright.schemas.recommendation import Recommendation
 from tests.cli.test_help_and_panel import ALL
 from tests.support.command import called
 from tests.support.factories import gpt_spec, recommendation
+from tests.support.scarce import small_disk
 
 COMMANDS = [
     words
@@ -61,6 +63,8 @@ def test_an_unknown_option_is_an_error_in_json(words: tuple[str, ...]) -> None:
         (("export", "absent.json", "--json"), "Missing option '--format'"),
         (("plan", "--json", *BATCH, "--max-micro-batch-size", "0"), "--max-micro-batch-size"),
         (("no-such-command", "--json"), "No such command"),
+        (("estimate", "spec.yaml", "--loop", "lightening", "--json"), "did you mean `lightning`?"),
+        (("admin", "keys", "create", "x", "--scope", "jobs:write", "--json"), "did you mean `jobs:run`?"),
     ],
 )
 def test_wrong_input_is_an_error_in_json(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -123,3 +127,17 @@ def test_a_recommendation_that_cannot_be_written_is_still_printed(
         assert Recommendation.model_validate_json(tuned.stdout) == found
     else:
         assert "effective batch" in tuned.stdout
+
+
+def test_a_full_disk_of_the_output_is_not_that_of_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy is another folder, although the user's file lies in that for temporary files."""
+    spec = tmp_path / "spec.json"
+    spec.write_text(gpt_spec().model_dump_json())
+    monkeypatch.setattr(running, "tune", lambda *_: recommendation(gpt_spec()))
+    with small_disk(tmp_path / "disk", 4096) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        tuned = called("tune", spec, *BATCH, "--device", "cpu", "-o", disk / "x.json")
+    assert tuned.returncode == 2
+    assert "choose a folder on another disk; the result is on standard output" in tuned.stderr

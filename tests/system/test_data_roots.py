@@ -24,7 +24,7 @@ from batchwright.errors import DataOutsideRootsError, SpecError
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob
+from batchwright.system.data_roots import ROOTS_VARIABLE, DataRoots, expand_glob, why_unmatched
 from batchwright.training.data.base import TrainingData
 from batchwright.training.data.build import build_data
 from batchwright.training.data.files import DataFolders
@@ -308,3 +308,11 @@ def test_the_folders_are_passed_in_the_environment(root: Path) -> None:
     assert json.loads(variables[ROOTS_VARIABLE]) == [str(root)]
     assert DataRoots.from_environment(variables).folders == (root,)
     assert DataRoots.from_environment({}).folders is None
+
+
+def test_a_path_that_is_no_file_is_named_as_what_it_is(tmp_path: Path) -> None:
+    """A folder and a pipe are there, but hold no data that can be read."""
+    os.mkfifo(tmp_path / "pipe")
+    assert why_unmatched(str(tmp_path)) == f"is a folder: name files in it, such as {tmp_path}/*"
+    assert why_unmatched(f"{tmp_path}/pipe").startswith("is no regular file but a pipe")
+    assert why_unmatched(f"{tmp_path}/*.txt").startswith("no file matches")

@@ -9,6 +9,15 @@ _CUTOFF = 0.6
 """Smallest similarity of a suggestion (the default of ``difflib``)."""
 _MOST_LETTERS = 2
 """Letters of two spellings of one name that the other lacks, added up: a wrong letter counts as two."""
+_SYNONYMS = {
+    "jobs:write": "jobs:run",
+    "tunings:run": "tunings:write",
+    "search": "q",
+    "query": "q",
+    "page_size": "limit",
+    "order_by": "sort",
+}
+"""Names that others give to ours, by what is typed. They are asked for before similar ones."""
 _LONGEST = 200
 """Characters compared: a longer text is not a misspelt name, and its comparison is slow."""
 
@@ -16,7 +25,10 @@ _LONGEST = 200
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The most similar of ``names``, ignoring case and hyphens versus underscores; none when all differ too much."""
     by_key = {_key(known): known for known in names}
-    found = get_close_matches(_key(name[:_LONGEST]), by_key, n=1, cutoff=_CUTOFF)
+    key = _key(name[:_LONGEST])
+    if (synonym := _SYNONYMS.get(key)) in by_key:
+        return by_key[synonym]
+    found = get_close_matches(key, by_key, n=1, cutoff=_CUTOFF)
     return by_key[found[0]] if found else None
 
 

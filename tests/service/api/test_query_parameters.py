@@ -32,6 +32,7 @@ def test_every_route_refuses_unknown_parameters(shared_service: Running) -> None
     [
         ("stat=FAILED", "stat: is not a query parameter of this route; did you mean `state`?"),
         ("State=FAILED", "State: is not a query parameter of this route; did you mean `state`?"),
+        ("search=gpt", "search: is not a query parameter of this route; did you mean `q`?"),
         ("limit=10&ofset=3&cursr=t", "cursr: is not a query parameter of this route; did you mean `cursor`?"),
         (
             "zzz",

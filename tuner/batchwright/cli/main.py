@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from batchwright.cli.help import GroupedTakesCommand, GroupHelp
 from batchwright.cli.output import report
 from batchwright.cli.trailing_command import own_arguments
 from batchwright.errors import BatchwrightError, FieldProblem, SpecError
+from batchwright.suggestions import suggestion
 from batchwright.system.own_variables import possible_settings
 
 _HELP = """Find the largest micro-batch that really fits, and the gradient accumulation that gives exactly the effective
@@ -50,6 +52,7 @@ _ENTRY_POINTS = "batchwright.commands"
 """Group of the entry points whose functions and groups are commands too."""
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 """typer's own class of errors about arguments, or that of click, which typer does not export."""
+_NOT_A_CHOICE = re.compile(r"'(.*)' is not one of ([^()]*)\.")
 _SETTINGS = "batchwright.settings"
 """Group of the entry points that return the problems of an environment's variables with the project's prefix."""
 
@@ -156,6 +159,9 @@ def main() -> None:
         report(error, as_document=as_document)
         sys.exit(exit_code(error))
     except _USAGE_ERROR as error:
+        if found := _NOT_A_CHOICE.fullmatch(error.message):
+            hint = suggestion(found[1], [name.strip("' ") for name in found[2].split(",")])
+            error.message = f"'{found[1]}' is not one of {found[2]}{hint or '.'}"
         if as_document:
             report(error, as_document=True)
         else:

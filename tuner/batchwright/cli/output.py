@@ -11,6 +11,7 @@ from rich.console import Console
 
 from batchwright.cli.arguments import unwritable, wrong_argument
 from batchwright.cli.errors import EndedBySignalError, ExitCode, as_json
+from batchwright.errors import SpecError
 from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright.system.files import write_atomically
 
@@ -51,5 +52,7 @@ def report(error: BaseException, *, as_document: bool, beside_result: bool = Fal
     from rich.markup import escape  # noqa: PLC0415 - only on the way out
 
     kind = "" if isinstance(error, EndedBySignalError) else "[red]error[/]: "
-    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    is_of_one_option = isinstance(error, SpecError) and error.document == "arguments" and len(error.problems) == 1
+    message = str(error.problems[0]) if is_of_one_option else str(error)
+    text = "\n".join([message, *getattr(error, "__notes__", [])])
     Console(stderr=True, highlight=False, soft_wrap=True).print(kind + escape(text))

@@ -20,7 +20,7 @@ from batchwright.schemas.requests import TrainingRequest, TuningRequest
 from batchwright.schemas.training import TrainingResult
 from batchwright.schemas.unfinished import UnfinishedTuning
 from batchwright.schemas.workload import WorkloadSpec
-from batchwright.system.data_roots import expand_glob
+from batchwright.system.data_roots import expand_glob, why_unmatched
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.workloads.required_packages import require_packages, require_trackers
 
@@ -104,7 +104,7 @@ def check_run(tuning: TuningRequest, training: TrainingRequest, device: str | No
 
 def _require_files(spec: WorkloadSpec) -> None:
     problems = [
-        FieldProblem(f"{field}.{read.field}", f"no file matches (from {Path.cwd()})", read.path)
+        FieldProblem(f"{field}.{read.field}", why_unmatched(read.pattern), read.path)
         for field, data in spec.data_by_field.items()
         for read in data.paths_read()
         if not any(expand_glob(read.pattern))

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,7 +118,10 @@ class TakesCommand(TyperCommand):
             ctx.meta[_KEY] = tuple(args[index + 1 :])
             args = args[:index]
         elif (begin := _begin_of_command(args)) is not None:
-            message = f"comes after `--`, and options of batchwright before it: ... -- {shlex.join(args[begin:])}"
+            own = {name for parameter in self.params for name in parameter.opts}
+            words = list(takewhile(lambda word: word.partition("=")[0] not in own, args[begin:]))
+            shown = words[0] if " " in words[0] else shlex.join(["python"] * words[0].endswith(".py") + words)
+            message = f"comes after `--`, and options of batchwright before it: ... -- {shown}"
             raise wrong_argument("COMMAND", message, args[begin])
         return super().parse_args(ctx, args)
 
@@ -127,11 +131,15 @@ class TakesCommand(TyperCommand):
 
 
 def _begin_of_command(args: Sequence[str]) -> int | None:
-    """Where a command begins that has no ``--`` before it: at a program, or at a script, with arguments."""
-    for index, word in enumerate(args[:-1]):
+    """Where a command begins that has no ``--`` before it: at a script, or at a program with arguments or variables."""
+    for index, word in enumerate(args):
         is_value = index > 0 and args[index - 1].startswith("-")
-        is_program = shutil.which(word) is not None and not Path(word).is_file()  # a spec may be named like a program
-        if not is_value and not word.startswith("-") and (word.endswith(".py") or is_program):
+        if is_value or word.startswith("-") or not word.split():
+            continue
+        program, *arguments = word.split()
+        has_arguments = bool(arguments) or index + 1 < len(args)
+        is_program = shutil.which(program) is not None and not Path(word).is_file()  # a spec may be named like one
+        if program.endswith(".py") or (is_program and has_arguments) or (_ASSIGNMENT.fullmatch(word) and has_arguments):
             return index
     return None
 

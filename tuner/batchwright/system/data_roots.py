@@ -111,6 +111,16 @@ def expand_glob(pattern: str, roots: DataRoots = ANY_FILE, max_entries: int | No
     yield from _Walk(roots, max_entries).matches(Path(prefix), parts)
 
 
+def why_unmatched(pattern: str) -> str:
+    """Say why a pattern names no file, for an error about it."""
+    path = Path(pattern)
+    if path.is_dir():
+        return f"is a folder: name files in it, such as {path / '*'}"
+    if path.exists() and not path.is_file():
+        return "is no regular file but a pipe, a socket or a device, which cannot be read twice: write it to a file"
+    return f"no file matches (from {Path.cwd()})"
+
+
 class _Walk:
     """A walk over the matches of a pattern."""
 

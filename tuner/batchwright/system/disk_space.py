@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from batchwright.errors import StorageError
+from batchwright.system.temporary_folders import is_in_temporary_folder
 from batchwright.units import format_bytes
 
 _REASONS = {
@@ -87,17 +87,9 @@ def _full_disk_error(path: Path, number: int, needed_bytes: int | None) -> Stora
     figures = [] if needed_bytes is None else [f"{format_bytes(needed_bytes)} needed"]
     figures += [] if free is None else [f"{format_bytes(free)} free"]
     space = f" ({', '.join(figures)})" if figures else ""
-    folder = "set TMPDIR to a folder" if _is_temporary(path) else "choose a folder"
+    folder = "set TMPDIR to a folder" if is_in_temporary_folder(path) else "choose a folder"
     return StorageError(
         f"{path} cannot be written: {_REASONS[number]}{space}. Free some space, or {folder} on another disk",
         number,
         needed_bytes or 0,
     )
-
-
-def _is_temporary(path: Path) -> bool:
-    """Return whether ``path`` is in the folder for temporary files; none is found where every disk is full."""
-    try:
-        return path.is_relative_to(tempfile.gettempdir())
-    except FileNotFoundError:
-        return False

@@ -19,6 +19,11 @@ _PREFIX = "batchwright-tmp-"
 _NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")
 
 
+def is_in_temporary_folder(path: Path) -> bool:
+    """Return whether a ``TemporaryFolder`` has the path. A file that the user named in ``TMPDIR`` is in none."""
+    return any(_NAME.fullmatch(part) for part in path.parts)
+
+
 class TemporaryFolder:
     """A new folder that only this user may read, removed with its files by ``remove`` or at the end of a block.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from batchwright.errors import DataOutsideRootsError
-from batchwright.system.data_roots import ANY_FILE, DataRoots, expand_glob
+from batchwright.system.data_roots import ANY_FILE, DataRoots, expand_glob, why_unmatched
 from batchwright.training.data.base import data_problem
 from batchwright.training.data.first_reading import FirstReading
 
@@ -51,7 +51,7 @@ class DataFolders:
             with _as_field_problem("data.paths", pattern):
                 files = {self.roots.resolve(path) for path in expand_glob(pattern, self.roots) if path.is_file()}
             if not files:
-                raise data_problem("data.paths", f"no file matches (from {Path.cwd()})", pattern)
+                raise data_problem("data.paths", why_unmatched(pattern), pattern)
             paths |= files
         return sorted(paths)
 
