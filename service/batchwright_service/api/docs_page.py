@@ -26,6 +26,18 @@ _PAGE = """\
 """
 _START = """\
 "use strict";
+const system = matchMedia("(prefers-color-scheme: dark)");
+function showTheme() {
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("batchwright.theme");
+  } catch {
+    // Without storage the page has the system's theme.
+  }
+  document.documentElement.classList.toggle("dark-mode", chosen === "dark" || (chosen !== "light" && system.matches));
+}
+showTheme();
+system.addEventListener("change", showTheme);
 SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#swagger-ui",

@@ -21,10 +21,18 @@ from batchwright.client.documents.workers import (
     RecommendationHits,
     SpentSeconds,
     Summary,
+    TrendPoint,
 )
 from batchwright_service.application.hit_counter import HitCounter
 from batchwright_service.domain.callers import Caller
-from batchwright_service.store.statistics import OccupancyBuckets, RecordedGain, StatisticsStore, Totals, WorkTotal
+from batchwright_service.store.statistics import (
+    OccupancyBuckets,
+    RecordedGain,
+    StatisticsStore,
+    Totals,
+    TrendBucket,
+    WorkTotal,
+)
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -67,14 +75,14 @@ class SummaryCases:
     ) -> None:
         self._statistics = statistics
         self._hit_counter = counter
-        self._recent: _Recent[Period, Totals] = _Recent(Period, _CACHE_SECONDS, clock)
+        self._recent: _Recent[Period, tuple[Totals, list[TrendBucket]]] = _Recent(Period, _CACHE_SECONDS, clock)
 
     def read(self, period: Period, caller: Caller) -> Summary:
         """Return the summary of a period; its counts are at most two seconds old.
 
         Failures of jobs are left out for callers who may not read jobs.
         """
-        totals = self._recent.get(period, lambda: self._totals(period))
+        totals, trend = self._recent.get(period, lambda: self._totals(period))
         asked = totals.hits + totals.misses
         hit_rate = totals.hits / asked if asked else None
         kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
@@ -94,11 +102,20 @@ class SummaryCases:
             ),
             recommendation_hits=RecommendationHits(hits=totals.hits, misses=totals.misses, hit_rate=hit_rate),
             gains=_gains(totals.gains),
+            trend=tuple(
+                TrendPoint(
+                    start=part.start,
+                    tunings=part.tunings,
+                    failures=part.failures,
+                    speedup=median(part.speedups) if part.speedups else None,
+                )
+                for part in trend
+            ),
         )
 
-    def _totals(self, period: Period) -> Totals:
+    def _totals(self, period: Period) -> tuple[Totals, list[TrendBucket]]:
         self._hit_counter.flush()
-        return self._statistics.totals(period.seconds)
+        return self._statistics.totals(period.seconds), self._statistics.trend(*period.trend)
 
 
 class OccupancyCases:

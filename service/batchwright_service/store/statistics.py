@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -97,6 +97,17 @@ class RecordedGain:
     """Share of the limit that the plan uses, less that of the baseline."""
 
 
+@dataclass
+class TrendBucket:
+    """What ended in one part of a period."""
+
+    start: datetime
+    tunings: int = 0
+    failures: int = 0
+    speedups: list[float] = field(default_factory=list)
+    """Known speedups of the recommendations that were made, of the newest ``_MAX_GAINS``."""
+
+
 @dataclass(frozen=True)
 class Totals:
     """Counts of work that ended within a period, and of all work that has not ended."""
@@ -143,6 +154,27 @@ class StatisticsStore:
                 infeasible=connection.execute(select(func.count()).select_from(ended).where(*conditions)).scalar_one(),
                 gains=tuple(RecordedGain(*row) for row in connection.execute(newest)),
             )
+
+    def trend(self, buckets: int, bucket_seconds: int) -> list[TrendBucket]:
+        """Count what ended in each of the ``buckets`` up to now, which begin at multiples of their length."""
+        length = bucket_seconds * 1000
+        with read_transaction(self._engine) as connection:
+            start = (_now(connection) // length - buckets + 1) * length
+            group = (_work.kind, _work.state, (_work.ended_at - start) // length)
+            counts = connection.execute(
+                select(*group, func.count()).where(_work.ended_at >= start).group_by(*group)
+            ).all()
+            made = select((_recommendation.created_at - start) // length, _recommendation.speedup)
+            made = made.where(is_gained, _recommendation.speedup.is_not(None), _recommendation.created_at >= start)
+            gains = connection.execute(made.order_by(_recommendation.created_at.desc()).limit(_MAX_GAINS)).all()
+        found = [TrendBucket(moment(start + number * length)) for number in range(buckets)]
+        for kind, state, number, count in counts:
+            bucket = found[min(number, buckets - 1)]
+            bucket.tunings += count if kind == WorkKind.TUNING else 0
+            bucket.failures += count if state == State.FAILED else 0
+        for number, speedup in gains:
+            found[min(number, buckets - 1)].speedups.append(speedup)
+        return found
 
     def occupancy(self, buckets: int, bucket_seconds: int) -> OccupancyBuckets:
         """Sum the time for which recorded work held each slot, in ``buckets`` that begin at multiples of their length.

@@ -53,6 +53,11 @@ def test_a_summary_counts_ended_work_and_hits(start_service: StartService) -> No
         assert "ended" in failure.message
         assert [usage.slot for usage in summary.device_seconds] == ["host/cpu"]
         assert client.summary("all").tunings == summary.tunings
+        for period, parts in (("24h", 24), ("7d", 28), ("all", 30)):
+            trend = client.summary(period).trend
+            assert len(trend) == parts
+            assert (sum(part.tunings for part in trend), sum(part.failures for part in trend)) == (2, 1)
+            assert all(part.speedup is None for part in trend)
 
 
 def test_a_summary_is_computed_once_for_all_callers(store: Store, new_id: NewId) -> None:

@@ -13,6 +13,7 @@ from batchwright.client import Client
 from batchwright.client.documents.api_keys import KeySubmission, Scope
 from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright.client.errors import NotAllowedError
+from batchwright.schemas.requests import Named
 from batchwright_service.application.api_keys import KeyCases
 from batchwright_service.auth.audit_trail import AuditRetention, AuditTrail
 from batchwright_service.domain.callers import Caller
@@ -44,12 +45,14 @@ def acts(store: Store, wanted: AuditFilter = EVERY) -> list[tuple[AuditAction, s
 def test_acts_on_work_are_recorded_with_caller_and_address(store: Store, new_id: NewId) -> None:
     """Submitting, cancelling and deleting; an act that changed nothing is no act."""
     work_id = new_id("tun")
-    store.submissions.add(new_work(work_id, address=AT.address))
+    store.submissions.add(new_work(work_id, address=AT.address, names=Named(name="nightly")))
     store.submissions.cancel(work_id, AT)
     store.submissions.cancel(work_id, AT)
+    assert [entry.object_name for entry in entries(store)] == ["nightly", "nightly"]
     store.retention.delete(work_id, AT)
     done = [AuditAction.SUBMITTED, AuditAction.CANCELLED, AuditAction.DELETED]
     assert acts(store) == [(action, work_id, AT.address) for action in done]
+    assert [entry.object_name for entry in entries(store)] == [None, None, None]
     assert [entry.key_id for entry in entries(store)] == [None, AT.key_id, AT.key_id]
     assert [entry.id for entry in entries(store)] == sorted(entry.id for entry in entries(store))
 

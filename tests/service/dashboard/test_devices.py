@@ -18,11 +18,12 @@ from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright_service.domain.key_texts import make_key
 from tests.support.factories import CPU, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS
-from tests.support.service.browser import watched
+from tests.support.service.browser import violations, watched
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import SERVED, ScriptedRunner, until_stopped
 from tests.support.service.stores import engine_at, fill
 
+CARD = CPU.model_copy(update={"id": "cuda:7", "kind": "cuda", "name": "A card"})
 PATH = f"/devices/{SERVED.slot}"
 PROBLEM = Problem(type="about:blank", title="It failed", detail="The loss is no tensor.", code="workload-error")
 DAYS_AGO_MS = 3 * 86_400_000
@@ -71,6 +72,26 @@ def test_a_device_shows_its_memory_and_its_work(page: Page) -> None:
     expect(page.locator("#worker")).to_contain_text("Alive")
 
 
+def test_the_overview_shows_trends_and_cancels_what_waits(busy: Running, browser: Browser) -> None:
+    """The columns of a period have words, a row of the queue leaves it, and a banner says why nothing moves."""
+    busy.system.store.devices.announce(SERVED.model_copy(update={"slot": "host/cuda:7", "device": CARD}))
+    with engine_at(busy.settings.url) as engine:
+        fill(engine, 1, device=CARD.id)
+    with watched(browser, busy.url) as opened:
+        opened.excused = ("503",)
+        page = opened.open("/")
+        banner = page.get_by_role("alert").filter(has_text="The service is not ready")
+        expect(banner).to_contain_text("1 wait for cuda:7")
+        page.get_by_role("button", name="7 days").click()
+        expect(page.get_by_role("img", name=re.compile("^2 failures, by six hours, at most 2"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("^2 tunings, by six hours"))).to_be_visible()
+        waiting = page.locator("#queue tbody tr").filter(has_text="of-5")
+        waiting.get_by_role("button", name="Cancel of-5").click()
+        page.get_by_role("button", name="Cancel it").click()
+        expect(waiting).to_have_count(0)
+        assert violations(page) == []
+
+
 @pytest.mark.thorough
 def test_a_device_shows_its_history(page: Page) -> None:
     """Work of days ago is in the week; recent work and failures are those of this device, with their messages."""
@@ -86,7 +107,7 @@ def test_a_device_shows_its_history(page: Page) -> None:
     expect(failures.first).to_contain_text(PROBLEM.detail)
     page.get_by_role("link", name="All failed tunings").click()
     expect(page.locator("tbody tr")).to_have_count(2)
-    expect(page.get_by_role("button", name="Remove the filter Slot: host/cpu")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Slot")).to_have_value("host/cpu")
     page.locator("tbody tr").first.get_by_role("link", name="cpu").click()
     page.wait_for_url(f"**{PATH}")
 

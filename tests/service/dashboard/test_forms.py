@@ -57,12 +57,26 @@ def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Brows
 
 
 @pytest.mark.thorough
+def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -> None:
+    """Model, batch and card are all that is open; a field that is wrong opens what it is in."""
+    with watched(browser, service.url) as opened:
+        page = opened.open("/tunings/new")
+        expect(page.locator("#form h2")).to_have_text(["1. Which model?", "2. Which batch?", "3. Which card?"])
+        fields = page.locator("#form :is(input, select, textarea):visible")
+        expect(fields).to_have_count(5)
+        page.get_by_role("button", name="Submit the tuning").click()
+        expect(page.locator(":focus")).to_have_attribute("aria-invalid", "true")
+        page.get_by_label("Model from the presets").select_option("GPT-2, 124 million")
+        expect(page.get_by_text("Describe the model: gpt2")).to_be_visible()
+        expect(page.get_by_text("The largest sample: sequence length 1,024")).to_be_visible()
+
+
 def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> None:
     """Choosing the kind is enough, and choosing none takes the adapter out again."""
     with watched(browser, service.url) as opened:
         page = opened.open("/tunings/new")
         page.get_by_label("Model from the presets").select_option("Llama 3, 8 billion")
-        page.get_by_text("Optimizer, parallelism, data and other parts of the spec").click()
+        page.get_by_text("Advanced: objective, baseline").click()
         kind = page.locator("#field-spec-adapter-kind")
         expect(kind).to_have_value("")
         assert "adapter" not in preview(page)["spec"]

@@ -199,6 +199,7 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     runner.spec_error = None
     before = page.url
     page.get_by_role("link", name="Repeat").click()
+    page.get_by_text("Name, project and labels: night, lm").click()
     expect(page.get_by_role("textbox", name="Name")).to_have_value("night")
     assert len(service.http.get("/v1/tunings").json()["items"]) == 2
     page.get_by_role("button", name="Submit the tuning").click()
@@ -212,7 +213,9 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
 def test_a_device_that_takes_no_work_shows_the_cause(start_service: StartService, visit: Open, tmp_path: Path) -> None:
     """The overview shows the cause beside the device, not the state free, until the cause is gone."""
     (in_the_way := tmp_path / "disk").write_text("")
-    page = visit(start_service(runs_dir=in_the_way / "runs")).open("/")
+    opened = visit(start_service(runs_dir=in_the_way / "runs"))
+    opened.excused = ("503",)  # the service is not ready either
+    page = opened.open("/")
     device = page.locator("#devices tbody tr")
     expect(device).to_contain_text("Takes no work")
     expect(device).to_contain_text(str(in_the_way / "runs"))

@@ -3,13 +3,14 @@
  *
  *   deviceLink(row.slot, row.device.id)      a link to a device's page
  *   worker(row), memory(row), holder(row)    cells of a device of `GET /v1/devices`
- *   queue(rows, "Nothing waits")             the waiting work of `GET /v1/queue`
+ *   queue(rows, "Nothing waits", refresh)    the waiting work of `GET /v1/queue`, each with a button that cancels it
  */
 
-import { bar, emptyState, linkTo, mark, tag } from "./components.js";
+import { may, post } from "./api.js";
+import { bar, Button, confirmDialog, emptyState, linkTo, mark, tag } from "./components.js";
 import { Table } from "./data_table.js";
 import { bytes, count, nameOrPurpose, seconds } from "./format.js";
-import { html } from "./preact-htm.js";
+import { html, useState } from "./preact-htm.js";
 import { PATHS } from "./running.js";
 
 const NEARLY_FULL = 0.9;
@@ -62,9 +63,22 @@ const QUEUE = [
   { title: "Expected wait", class: "number", cell: expectedWait },
 ];
 
-/** The waiting work, or a title where there is none. */
-export function queue(rows, none) {
-  return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Queue" columns=${QUEUE} rows=${rows} /></div>` : emptyState({ title: none });
+/** The waiting work, or a title where there is none; `refresh` is called after an act. */
+export function queue(rows, none, refresh) {
+  const cell = (row) => may(row.kind === "job" ? "jobs:run" : "tunings:write") && html`<${Cancel} key=${row.id} row=${row} refresh=${refresh} />`;
+  const columns = refresh === undefined ? QUEUE : [...QUEUE, { title: "Action", class: "nowrap", cell }];
+  return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Queue" columns=${columns} rows=${rows} /></div>` : emptyState({ title: none });
+}
+
+function Cancel({ row, refresh }) {
+  const [problem, setProblem] = useState(null);
+  const act = async () => {
+    if (await confirmDialog({ title: `Cancel ${nameOrPurpose(row)}?`, text: `The ${row.kind} has not started. It leaves the queue.`, action: "Cancel it", keep: "Keep it" })) {
+      await post(`/v1/${PATHS[row.kind]}/${row.id}/cancel`);
+      refresh();
+    }
+  };
+  return html`<div><${Button} class="button-small" act=${act} onProblem=${setProblem} aria-label="Cancel ${nameOrPurpose(row)}">Cancel<//>${problem && html`<div class="small field-error" role="alert">${problem.detail}</div>`}</div>`;
 }
 
 function expectedWait({ unserved, expected_wait_seconds: wait }) {

@@ -176,7 +176,7 @@ function Selection({ list: { noun, nouns, acts = [] }, rows, choice, total }) {
   const [report, setReport] = useState(null);
   const results = useRef(null);
   useLayoutEffect(() => report && results.current.focus(), [report]);
-  if (rows.length === 0 && chosen.size === 0) {
+  if ((rows.length === 0 && chosen.size === 0) || (acts.length === 0 && total === null)) {
     return html`<div ref=${results} tabindex="-1">${report}</div>`;
   }
   const here = rows.filter(({ id }) => chosen.has(id)).length;

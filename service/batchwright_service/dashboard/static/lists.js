@@ -14,7 +14,12 @@ import { CONFIRM, holdsMark } from "./staleness.js";
 
 const MOST_COMPARED = 8;
 const CHOICES = JSON.parse(byId("list").dataset.choices);
-const PAGES = { tun: "tunings", rec: "recommendations", job: "jobs" };
+const OBJECTS = { tun: ["tunings", "tuning"], rec: ["recommendations", "recommendation"], job: ["jobs", "job"], whk: ["webhooks", "webhook"] };
+/** The acts of the audit log as verbs, with what they were on where the object's id does not tell. */
+const ACTS = {
+  "key-created": ["created", "API key"], "key-revoked": ["revoked", "API key"], "webhook-created": ["registered"], "webhook-rotated": ["renewed the secret of"],
+  "webhook-deleted": ["deleted"], "signed-in": ["signed in"], "signed-out": ["signed out"], pruned: ["pruned old work:"],
+};
 
 // --- filters --------------------------------------------------------------------------------------------------------
 
@@ -225,17 +230,16 @@ const LISTS = {
     ended: () => true,
     refreshSeconds: 15,
     filters: [
-      choiceOf("action", "Action", CHOICES.actions, actionWords),
-      { name: "key_id", label: "API key", placeholder: "its id", pattern: "[a-z0-9_]*", maxlength: 16 },
+      { ...choiceOf("action", "Action", CHOICES.actions, actionWords), quick: true },
+      { name: "key_id", label: "Who", quick: true, suggest: (row) => row.key_id, texts: (id, rows) => rows.find((row) => row.key_id === id)?.key_name ?? id, pills: keyId() === "" ? undefined : [[keyId(), "Mine"]] },
+      { name: "after", label: "After", type: "datetime-local" },
+      { name: "until", label: "Until", type: "datetime-local" },
       { name: "object_id", label: "Object", placeholder: "the id of a tuning, job or key", pattern: "[a-z0-9_]*", maxlength: 64 },
     ],
     columns: [
-      { title: "Time", class: "nowrap", cell: (row) => time(row.at) },
-      { title: "Action", class: "nowrap", cell: (row) => actionWords(row.action) },
-      { title: "Object", class: "nowrap", cell: object },
-      { title: "By", class: "nowrap", cell: caller },
+      { title: "What happened", class: "wide", cell: sentence },
+      { title: "When", class: "nowrap", cell: (row) => time(row.at) },
       { title: "From", class: "nowrap", cell: (row) => row.address },
-      { title: "Detail", class: "wide", cell: (row) => row.detail },
     ],
     empty: { title: "No entries", text: "Submissions, cancellations, deletions, changes of API keys and sign-ins appear here." },
   },
@@ -251,17 +255,14 @@ function actionWords(action) {
   return words(action.replaceAll("-", "_"));
 }
 
-/** The object of an entry as a link, also where it has been deleted since: its page says so. */
-function object({ object_id: id }) {
-  const pages = PAGES[id?.split("_")[0]];
-  return pages === undefined ? id && html`<code>${id}</code>` : linkTo(pages, id);
-}
-
-function caller({ key_id: id, key_name: name, address }) {
-  if (id === null) {
-    return address === null ? "the command line" : "no key";
-  }
-  return html`<span title=${id}>${name ?? id}</span>`;
+/** Who did what, as a sentence: "maria cancelled the tuning gpt2-nightly". */
+function sentence({ action, key_id: id, key_name: key, address, object_id: object, object_name: name, detail }) {
+  const who = id === null ? (address === null ? "The command line" : "A caller without a key") : html`<b title=${id}>${key ?? id}</b>`;
+  const pages = OBJECTS[object?.split("_")[0]];
+  const [verb, noun] = ACTS[action] ?? [action, pages?.[1]];
+  const shown = pages === undefined ? object && html`<code>${object}</code>` : linkTo(pages[0], object, name);
+  // the detail of a key or webhook begins with its name
+  return html`<div>${who} ${verb}${noun || pages ? ` the ${noun ?? pages[1]} ` : " "}${shown}${detail && html` <span class="muted">${detail}</span>`}</div>`;
 }
 
 const root = byId("list");

@@ -5,15 +5,17 @@ import { commandDocument } from "./command_form.js";
 import { alertBox, Button, codeBlock, elapsed, linkTo, problemAlert } from "./components.js";
 import { announce, byId } from "./dom.js";
 import { estimateTable } from "./estimate_table.js";
-import { bytes, seconds } from "./format.js";
+import { bytes, count, seconds } from "./format.js";
 import { eventually } from "./live.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 import { raisedLimit, submissionAgain } from "./reproduce.js";
 import { Field, useForm } from "./schema_form.js";
 
 const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
-const MODEL = { TuningSubmission: ["spec.model", "spec.batch", "spec.precision"], CommandSubmission: ["spec.model"] };
-const REQUEST = ["name", "project", "labels", "effective_batch_size", "device", "memory_limit_bytes", "objective", "baseline"];
+const OF_SPEC = ["spec.model", "spec.batch", "spec.precision"];
+const CARD = ["device", "memory_limit_bytes"];
+const NAMES = ["name", "project", "labels"];
+const GOAL = ["objective", "baseline"];
 const LATER = ["spec.optimizer", "spec.schedule", "spec.parallelism", "spec.data"];
 const NOT_OF_COMMANDS = ["what_if", "allow_batch_coupling"];
 const DRAFT = "batchwright.new-tuning";
@@ -25,7 +27,7 @@ function NewTuning() {
     const repeated = new URLSearchParams(location.search).get("repeat");
     const paths = ["/v1/devices", "/v1/commands", repeated && `/v1/tunings/${encodeURIComponent(repeated)}`].filter(Boolean);
     eventually(() => Promise.all([get("/tunings/new/schema"), ...paths.map((path) => (may("tunings:read") ? get(path) : nothing))])).then(
-      ([document, devices, commands, tuning]) => setState({ found: { document, devices: devices.items, commands: commands.items, tuning } }),
+      ([document, devices, commands, tuning]) => setState({ found: { document, devices, commands: commands.items, tuning } }),
       (caught) => setState({ problem: caught }),
     );
   };
@@ -34,7 +36,7 @@ function NewTuning() {
 }
 
 function Form({ document, devices, commands, tuning }) {
-  const known = new Map(devices.map(({ device }) => [device.id, `${device.name}, ${bytes(device.total_bytes)}`]));
+  const known = new Map(devices.items.map(({ device }) => [device.id, `${device.name}, ${bytes(device.total_bytes)}`]));
   const whole = useRef(commandDocument(document, commands)).current;
   const form = useForm(whole, "TuningSubmission", { suggestions: { device: [...known] }, without: (name) => (name === "CommandSubmission" ? NOT_OF_COMMANDS : []) });
   const isCommand = form.name === "CommandSubmission";
@@ -51,27 +53,44 @@ function Form({ document, devices, commands, tuning }) {
       location.assign(`/tunings/${encodeURIComponent(tuning.id)}`);
     }
   };
-  const preview = JSON.stringify(valueOf(form).value, null, 2);
+  const written = valueOf(form).value;
+  const preview = JSON.stringify(written, null, 2);
   return html`${page.notice}
     <form id="form" class="columns" novalidate onSubmit=${(event) => event.preventDefault()}>
       <div class="stack">
+        <section class="card" aria-labelledby="model-title"><h2 id="model-title">1. Which model?</h2>
         ${commands.length > 0 && html`<${Kinds} form=${form} />`}
-        <div class="form-buttons" role="group" aria-label="Examples"><span class="label">Start from</span>${Object.entries(document.examples).map(([name, { value }]) => html`<button type="button" class="button button-small" onClick=${() => {
+        <${Presets} presets=${document.presets} fill=${fill} />
+        <div class="form-buttons" role="group" aria-label="Examples"><span class="label">Or an example</span>${Object.entries(document.examples).map(([name, { value }]) => html`<button type="button" class="button button-small" onClick=${() => {
           fill(value);
           announce(`Filled with: ${name}`);
         }}>${name}</button>`)}</div>
-        <${Presets} presets=${document.presets} fill=${fill} />
         <${Paste} page=${page} />
-        <section class="card" aria-labelledby="model-title"><h2 id="model-title">Model and batch</h2>${fields(form, MODEL[form.name])}</section>
-        <section class="card" aria-labelledby="batch-title"><h2 id="batch-title">Request</h2>${fields(form, REQUEST)}</section>
-        ${!isCommand && html`<details class="card"><summary>Optimizer, parallelism, data and other parts of the spec</summary>${fields(form, [...LATER, ...form.rest("spec", [...MODEL[form.name], ...LATER])])}</details>`}
-        <details class="card"><summary>Search</summary>${fields(form, form.rest("", ["spec", ...REQUEST]))}</details>
+        ${isCommand ? fields(form, ["spec.model"]) : html`<details><summary>Describe the model: ${modelName(written.spec?.model)}</summary>${fields(form, ["spec.model"])}</details>`}</section>
+        <section class="card" aria-labelledby="batch-title"><h2 id="batch-title">2. Which batch?</h2>${fields(form, ["effective_batch_size"])}
+          ${!isCommand && html`<details><summary>The largest sample: ${sampleName(written.spec?.batch)}</summary>${fields(form, ["spec.batch"])}</details>${fields(form, ["spec.precision"])}`}</section>
+        <section class="card" aria-labelledby="card-title"><h2 id="card-title">3. Which card?</h2>${fields(form, CARD)}
+          ${!isCommand && html`<${Estimate} page=${page} served=${devices.hardware ?? []} />`}</section>
+        <details class="card"><summary>Name, project and labels${[written.name, written.project].filter(Boolean).map((text, at) => `${at === 0 ? ": " : ", "}${text}`)}</summary>${fields(form, NAMES)}</details>
+        <details class="card"><summary>Advanced: objective, baseline${isCommand ? "" : ", optimizer, parallelism, data"} and search</summary>
+          ${fields(form, [...GOAL, ...(isCommand ? [] : [...LATER, ...form.rest("spec", [...OF_SPEC, ...LATER])]), ...form.rest("", ["spec", "effective_batch_size", ...CARD, ...NAMES, ...GOAL])])}</details>
       </div>
       <div class="stack aside">
-        <${Acts} page=${page} submit=${submit} />
+        <div class="form-buttons submit-bar"><${Button} type="submit" class="button-primary" act=${submit} onProblem=${page.complain} disabled=${!may("tunings:write")}>Submit the tuning<//></div>
         <div id="preview">${codeBlock(preview, { label: "Request body of POST /v1/tunings", download: "tuning.json" })}</div>
       </div>
     </form>`;
+}
+
+/** What the form says of the model, in a few words. */
+function modelName({ kind, pretrained, config, architecture, target } = {}) {
+  return pretrained ?? config?.model_type ?? architecture?.name ?? target ?? `${kind}, not described yet`;
+}
+
+/** What the form says of a sample, such as "sequence length 1,024". */
+function sampleName(batch = {}) {
+  const sizes = Object.entries(batch).filter(([, value]) => typeof value === "number");
+  return sizes.map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(", ") || "not described yet";
 }
 
 function fields(form, paths) {
@@ -114,7 +133,11 @@ function Kinds({ form }) {
 function useChecks(form) {
   const [notice, setNotice] = useState(null);
   useLayoutEffect(() => {
-    document.querySelector('#form [aria-invalid="true"]')?.focus();
+    const wrong = document.querySelector('#form [aria-invalid="true"]');
+    for (let around = wrong?.closest("details"); around; around = around.parentElement.closest("details")) {
+      around.open = true;
+    }
+    wrong?.focus();
   }, [form.errors]);
   const summarize = (number, others = []) => {
     const words = number === 1 ? "One field is invalid" : `${number} fields are invalid`;
@@ -211,7 +234,7 @@ function Paste({ page: { form, fill, schemaOf } }) {
     setNotice(unknown.length > 0 && alertBox("warn", "Not everything could be filled in", ...unknown));
     announce("The form is filled in.");
   };
-  return html`<details class="card">
+  return html`<details>
     <summary>Paste a spec as YAML or JSON</summary>
     <div class="field"><label for="paste-text">A spec, or a whole request</label>
       <textarea id="paste-text" class="input mono" rows="10" spellcheck=${false} ref=${text} placeholder=${"model: {kind: transformers, task: causal-lm, config: {model_type: gpt2}}\nbatch: {sequence_length: 1024}"} /></div>
@@ -233,15 +256,16 @@ async function parse(text) {
   return (await post("/tunings/new/yaml", { text })).value;
 }
 
-// --- submission and estimate ----------------------------------------------------------------------------------------
+// --- estimate -------------------------------------------------------------------------------------------------------
 
-/** The buttons, and an estimate: it takes seconds, and says for how long it has been under way. */
-function Acts({ page, submit }) {
+/** An estimate before anything is submitted, for the served cards or for others: it says for how long it has been under way. */
+function Estimate({ page, served }) {
   const [shown, setShown] = useState(null);
-  const [gpus, setGpus] = useState(USUAL_GPUS);
+  const first = useRef([...new Set(served.map(({ gpu }) => gpu).filter(Boolean))]).current;
+  const preferred = first.length > 0 ? first : USUAL_GPUS;
+  const [gpus, setGpus] = useState([...new Set([...preferred, ...USUAL_GPUS])]);
+  const [hasAll, setHasAll] = useState(false);
   const choice = useRef(null);
-  const mayWrite = may("tunings:write");
-  const isCommand = page.form.name === "CommandSubmission";
   const estimate = async () => {
     const value = page.checked();
     if (value === null) {
@@ -266,20 +290,19 @@ function Acts({ page, submit }) {
   };
   const offerAll = async () => {
     const { items } = await get("/v1/gpus");
-    setGpus([...USUAL_GPUS, ...items.map((gpu) => gpu.name).filter((name) => !USUAL_GPUS.includes(name))]);
+    setGpus([...new Set([...gpus, ...items.map((gpu) => gpu.name)])]);
+    setHasAll(true);
     choice.current.focus();
   };
-  return html`
-    <div class="form-buttons submit-bar">
-      <${Button} type="submit" class="button-primary" act=${submit} onProblem=${page.complain} disabled=${!mayWrite}>Submit the tuning<//>
-      ${!isCommand && html`<${Button} act=${estimate} onProblem=${failed} disabled=${!mayWrite}>Estimate first<//>`}
-    </div>
-    ${!isCommand && html`<div class="card stack">
+  return html`<div class="stack">
+    <div class="form-buttons"><${Button} act=${estimate} onProblem=${failed} disabled=${!may("tunings:write")}>Estimate first<//><span class="muted small">What fits, without a GPU and without submitting anything.</span></div>
+    <details><summary>Cards to estimate for: ${preferred.join(", ")}</summary>
       <div class="field"><label for="gpu-choice">GPUs to estimate for</label>
-        <select id="gpu-choice" class="input" multiple size="6" ref=${choice}>${gpus.map((name) => html`<option key=${name} value=${name} defaultSelected=${USUAL_GPUS.includes(name)}>${name}</option>`)}</select>
-        ${gpus === USUAL_GPUS && may("tunings:read") && html`<div><${Button} class="button-small" act=${offerAll} onProblem=${failed}>Show all GPUs<//></div>`}</div>
-      <div id="estimated" class="stack">${shown}</div>
-    </div>`}`;
+        <select id="gpu-choice" class="input" multiple size="6" ref=${choice}>${gpus.map((name) => html`<option key=${name} value=${name} defaultSelected=${preferred.includes(name)}>${name}</option>`)}</select>
+        ${!hasAll && may("tunings:read") && html`<div><${Button} class="button-small" act=${offerAll} onProblem=${failed}>Show all GPUs<//></div>`}</div>
+    </details>
+    <div id="estimated" class="stack">${shown}</div>
+  </div>`;
 }
 
 render(html`<${NewTuning} />`, byId("page"));

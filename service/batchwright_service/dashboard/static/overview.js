@@ -1,12 +1,12 @@
 /** The overview: key figures, running work, devices, the queue, failures and gains. */
 
-import { get, may } from "./api.js";
-import { both, emptyState, problemAlert, scopeAlert, Section, Segments, tag, time } from "./components.js";
+import { ApiProblem, get, may } from "./api.js";
+import { alertBox, both, emptyState, problemAlert, scopeAlert, Section, Segments, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
 import { withDetails } from "./device_words.js";
 import { deviceLink, holder, hostOf, memory, queue, worker, workLink } from "./devices.js";
 import { byId } from "./dom.js";
-import { count, number, percent, plural, seconds } from "./format.js";
+import { count, number, percent, plural, seconds, timeText } from "./format.js";
 import { usePolled } from "./hooks.js";
 import { occupancyOf, strip } from "./occupancy.js";
 import { html, render, useState } from "./preact-htm.js";
@@ -17,6 +17,7 @@ const SUMMARY_SECONDS = 15;
 const OCCUPANCY_SECONDS = 30;
 const QUEUE_SHOWN = 20;
 const RUNNING_SHOWN = 100;
+const READY_SECONDS = 15;
 const DETAILED = 6; // running work whose progress is read each time
 const PERIODS = { "24h": "24 hours", "7d": "7 days", all: "All time" };
 const ACTIVE_STATES = ["RUNNING", "CANCELLING"];
@@ -28,20 +29,23 @@ function Overview() {
 }
 
 /** Everything, for a key that may read tunings. */
-function Fleet({ now: { data, problem } }) {
+function Fleet({ now: { data, problem, now: again } }) {
   const [period, setPeriod] = useState("24h");
   const { data: occupancy } = usePolled((signal) => get("/v1/occupancy", { signal }), OCCUPANCY_SECONDS);
+  const { data: readiness } = usePolled(readReadiness, READY_SECONDS);
   const { data: summary, problem: failure } = usePolled((signal) => get("/v1/summary", { query: { period }, signal }), SUMMARY_SECONDS, period);
   return html`
     ${summary && !Object.values({ ...summary.tunings, ...summary.jobs }).some(Boolean) && html`<${Welcome} />`}
+    ${readiness?.detail && alertBox("bad", "The service is not ready", readiness.detail, html`<p><a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`)}
     ${[problem, failure].filter(Boolean).map((each) => problemAlert(each))}
     <section aria-label="Key figures" class="stack">
       <${Segments} label="Period" options=${PERIODS} value=${period} onChange=${setPeriod} />
       <div id="figures" class="card figures">${summary ? figures(summary, data?.devices) : html`<p class="muted">Loading…</p>`}</div>
+      ${summary && html`<div class="trends">${trends(summary.trend, period)}</div>`}
     </section>
     <${Running} work=${data?.running} />
     <${Section} name="devices" title="Devices">${data && devices(data.devices, occupancy)}<//>
-    <${Section} name="queue" title="Queue" note=${data?.queue.length === QUEUE_SHOWN && `the first ${QUEUE_SHOWN}; positions count for each device`}>${data && queue(data.queue, "The queue is empty")}<//>
+    <${Section} name="queue" title="Queue" note=${data?.queue.length === QUEUE_SHOWN && `the first ${QUEUE_SHOWN}; positions count for each device`}>${data && queue(data.queue, "The queue is empty", again)}<//>
     <${Section} name="activity" title="Activity">${summary && html`<div class="stack">
       <div class="happened">${failures(summary.failures)}${spent(summary.device_seconds)}</div>${gained(summary.gains.models)}
     </div>`}<//>`;
@@ -55,6 +59,18 @@ function Welcome() {
     text: "Describe what you train, and a tuning finds the largest micro-batch that fits, with a plan of exactly your effective batch.",
     action: html`<div class="form-buttons"><a class="button button-primary" href="/tunings/new?example=a+small+GPT">Try an example</a><a class="button" href="/tunings/new">New tuning</a></div>`,
   });
+}
+
+/** The problem of a service that is not ready; any other failure to read it is thrown. */
+async function readReadiness(signal) {
+  try {
+    return await get("/readyz", { signal });
+  } catch (problem) {
+    if (problem instanceof ApiProblem && problem.status === 503) {
+      return problem;
+    }
+    throw problem;
+  }
 }
 
 async function readNow(signal) {
@@ -82,6 +98,24 @@ function figures({ tunings, infeasible, jobs, device_seconds: slots, recommendat
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
     ["Answered without probes", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(stored.hits + stored.misses, "submitted tuning")}`],
   ].map(([label, value, note]) => html`<div><div class="figure-label">${label}</div><div class="figure-value">${value}</div>${note && html`<div class="muted small">${note}</div>`}</div>`);
+}
+
+/** How a period went, as columns: tunings, failures, and the speedup of what was recommended. */
+function trends(points, period) {
+  const sum = (name) => points.reduce((total, point) => total + point[name], 0);
+  const latest = points.findLast(({ speedup }) => speedup !== null)?.speedup ?? null;
+  const parts = { "24h": "by hour", "7d": "by six hours", all: "by day, the last 30 days" }[period];
+  return [
+    ["tunings", plural(sum("tunings"), "tuning"), (value) => count(value)],
+    ["failures", plural(sum("failures"), "failure"), (value) => count(value)],
+    ["speedup", latest === null ? "no speedup known" : `${number(latest, 3)}× median speedup, latest`, (value) => `${number(value, 3)}×`],
+  ].map(([name, text, valueText]) => {
+    const most = Math.max(...points.map((point) => point[name] ?? 0));
+    const width = 100 / points.length;
+    const bars = points.map((point, at) => point[name] > 0 && html`<rect key=${at} x=${at * width} width=${0.8 * width} y=${30 - (28 * point[name]) / most} height=${(28 * point[name]) / most}><title>${timeText(point.start)}: ${valueText(point[name])}</title></rect>`);
+    return html`<div class="card trend trend-${name}"><div class="card-head"><b>${text}</b><span class="muted small">${parts}${most > 0 && `, at most ${valueText(most)}`}</span></div>
+      <svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="${text}, ${parts}, at most ${valueText(most)}"><line x1="0" x2="100" y1="30" y2="30" />${bars}</svg></div>`;
+  });
 }
 
 /** A median speedup, with a sign of estimates among its figures. */

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright_service.domain.callers import Caller
 from batchwright_service.store.database.mapping import moment
-from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once
+from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once, work_items
 from batchwright_service.store.database.transactions import read_transaction, write_transaction
 from batchwright_service.store.models import AuditFilter
 
@@ -54,7 +54,9 @@ class AuditStore:
 
     def newest(self, wanted: AuditFilter, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
         """Return at most ``limit`` matching entries, newest first, of those with an id below ``before``."""
-        statement = select(audit_log).order_by(_entry.id.desc()).limit(limit)
+        named = audit_log.outerjoin(work_items, work_items.c.id == _entry.object_id)
+        columns = (*audit_log.columns, work_items.c.name.label("object_name"))
+        statement = select(*columns).select_from(named).order_by(_entry.id.desc()).limit(limit)
         for name in ("action", "key_id", "object_id"):
             if (value := getattr(wanted, name)) is not None:
                 statement = statement.where(_entry[name] == value)

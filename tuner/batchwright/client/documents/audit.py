@@ -53,6 +53,8 @@ class AuditEntry(Document):
     """Name of that key."""
     object_id: str | None = None
     """Identifier of the tuning, job, key or webhook; none where there is none."""
+    object_name: str | None = None
+    """Name that the tuning or job has now; none where it has none, or is deleted."""
     address: str | None = None
     """Address from which the request came: that of a proxy, where there is one. None for the command line."""
     detail: str | None = None

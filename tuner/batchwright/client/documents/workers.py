@@ -153,6 +153,11 @@ class Period(StrEnum):
         """Return the length of the period in seconds, or None for an unbounded one."""
         return {Period.DAY: 86_400.0, Period.WEEK: 7 * 86_400.0, Period.ALL: None}[self]
 
+    @property
+    def trend(self) -> tuple[int, int]:
+        """Return the number of the parts of its trend, and their length in seconds."""
+        return {Period.DAY: (24, 3600), Period.WEEK: (28, 21_600), Period.ALL: (30, 86_400)}[self]
+
 
 class OccupancyPeriod(StrEnum):
     """The time that an occupancy covers."""
@@ -275,6 +280,19 @@ class Gains(Document):
     """By model, the most recommendations first: at most twenty."""
 
 
+class TrendPoint(Document):
+    """What ended in one part of a period, and what its recommendations gained."""
+
+    start: datetime
+    """Begin of the part (UTC)."""
+    tunings: NonNegativeInt
+    """Tunings that ended."""
+    failures: NonNegativeInt
+    """Tunings and jobs that failed."""
+    speedup: NonNegativeFloat | None = None
+    """Median of the samples per second over those of the baselines; none where no speed is known."""
+
+
 class Summary(Document):
     """Statistics of the work that ended in a period, and of all work that has not ended."""
 
@@ -294,6 +312,8 @@ class Summary(Document):
     """Hits and misses since the start of the hour in which the period began."""
     gains: Gains
     """Gains of the recommendations that were made in the period."""
+    trend: tuple[TrendPoint, ...] = ()
+    """The period in parts of equal length up to now: 24 hours, 28 parts of six hours, or for `all` the last 30 days."""
 
 
 class Health(Document):
