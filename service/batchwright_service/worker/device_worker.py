@@ -151,14 +151,10 @@ class MemoryWatch:
     def __init__(self, read: Callable[[], MemoryInUse | None], total_bytes: int) -> None:
         self._read = read
         self._least_bytes = total_bytes / _LEAST_CHANGE
-        self._latest: DeviceMemory | None = None
+        self.latest: DeviceMemory | None = None
+        """The last reading that differed from the one before; None while there is none, and where it fails."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="memory-watch", daemon=True)
-
-    @property
-    def latest(self) -> DeviceMemory | None:
-        """The last reading that differed from the one before; None while there is none, and where it fails."""
-        return self._latest
 
     def start(self) -> None:
         """Take the first reading, and start the thread."""
@@ -174,14 +170,14 @@ class MemoryWatch:
         found = self._read()
         now = None if found is None else DeviceMemory(used_bytes=found.used_bytes, own_bytes=found.own_bytes)
         if self._differs(now):
-            self._latest = now
+            self.latest = now
 
     def _repeat(self) -> None:
         while not self._stopping.wait(_SECONDS):
             self.update()
 
     def _differs(self, now: DeviceMemory | None) -> bool:
-        before = self._latest
+        before = self.latest
         if before is None or now is None or (before.own_bytes is None) != (now.own_bytes is None):
             return True
         changes = (now.used_bytes - before.used_bytes, (now.own_bytes or 0) - (before.own_bytes or 0))

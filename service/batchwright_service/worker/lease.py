@@ -66,13 +66,9 @@ class LeaseHolder:
             StopReason.LOST: 0.0,
         }
         self._warnings = rate_limited_logger(_log)
-        self._is_store_unreachable = False
+        self.is_store_unreachable = False
+        """True if the store could not be reached since the last renewal."""
         self._stops: set[StopReason] = set()  # only ever added to, and copied to be read: safe between threads
-
-    @property
-    def is_store_unreachable(self) -> bool:
-        """Return whether the store could not be reached since the last renewal."""
-        return self._is_store_unreachable
 
     def reason(self) -> StopReason | None:
         """Return the most pressing reason to stop, or None."""
@@ -93,17 +89,17 @@ class LeaseHolder:
 
         Until the result is known, the store counts as unreachable.
         """
-        began, was_unreachable = self._clock(), self._is_store_unreachable
-        self._is_store_unreachable = True
+        began, was_unreachable = self._clock(), self.is_store_unreachable
+        self.is_store_unreachable = True
 
         def end(reply: BeatReply) -> None:
             if (state := reply.renewed.get(self.lease)) is not None:
                 # From before the request was sent: the database counts from when it came, so its lease ends no earlier.
-                self._renewed_at, self._is_store_unreachable = began, False
+                self._renewed_at, self.is_store_unreachable = began, False
                 if state is State.CANCELLING:
                     self.request(StopReason.CANCELLED)
                 return
-            self._is_store_unreachable = was_unreachable
+            self.is_store_unreachable = was_unreachable
             if self.lease in reply.lost:
                 self.request(StopReason.LOST)
 
@@ -122,7 +118,7 @@ class LeaseHolder:
             except StoreBrokenError:
                 raise
             except StoreUnavailableError as error:
-                self._is_store_unreachable = True
+                self.is_store_unreachable = True
                 if self.reason() is StopReason.LOST or StopReason.FORCED in self._stops:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)
@@ -139,7 +135,8 @@ class WorkClaimer:
         self.served = served
         self._terms = terms
         self._assignment = assignment
-        self._holder: LeaseHolder | None = None
+        self.holder: LeaseHolder | None = None
+        """The lease in use, or None."""
         self._stop: StopReason | None = None
 
     @contextmanager
@@ -159,21 +156,16 @@ class WorkClaimer:
         if claim is None:
             yield None
             return
-        holder = self._holder = LeaseHolder(claim.lease, self._terms, claimed_at)
+        holder = self.holder = LeaseHolder(claim.lease, self._terms, claimed_at)
         try:
             if self._stop is not None:
                 holder.request(self._stop)
             yield claim, holder
         finally:
-            self._holder = None
-
-    @property
-    def holder(self) -> LeaseHolder | None:
-        """The lease in use, or None."""
-        return self._holder
+            self.holder = None
 
     def request_stop(self, reason: StopReason) -> None:
         """Request the running work, and work that is claimed later, to stop."""
         self._stop = reason if self._stop is None else max(self._stop, reason)
-        if (holder := self._holder) is not None:
+        if (holder := self.holder) is not None:
             holder.request(self._stop)

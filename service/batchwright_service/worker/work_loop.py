@@ -100,7 +100,8 @@ class WorkLoop:
         self._health = health
         self._pause = pause
         self._once = once
-        self._is_idle = False
+        self.is_idle = False
+        """True if the worker waits for work, and would take some."""
         self._stopping = threading.Event()
         self._due = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name=f"worker-{claimer.served.device.id}")
@@ -114,11 +115,6 @@ class WorkLoop:
     def was_started(self) -> bool:
         """Return whether the thread was started, also when it has ended since."""
         return self._thread.ident is not None
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether the worker waits for work, and would take some."""
-        return self._is_idle
 
     def is_alive(self) -> bool:
         """Return whether the thread runs."""
@@ -152,7 +148,7 @@ class WorkLoop:
     def _step(self) -> float:
         """Take one step without raising, and return the seconds until the next one."""
         slot = self._claimer.served.slot
-        self._is_idle = False
+        self.is_idle = False
         try:
             return self._run_next()
         except ClaimsCrowdedError:  # the database works, and hands out other work
@@ -183,5 +179,5 @@ class WorkLoop:
                     self._runner.run(*claimed)
                     return 0.0
             self._pause.begin()
-        self._is_idle = True
+        self.is_idle = True
         return self._pause.seconds

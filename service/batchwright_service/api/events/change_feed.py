@@ -32,21 +32,17 @@ class ChangeFeed:
         self._tick_seconds = tick_seconds
         self._waiting: dict[str, set[tuple[int, asyncio.Future[None]]]] = defaultdict(set)
         self._poller: asyncio.Task[None] | None = None
-        self._closed = False
+        self.closed = False
+        """True if the service is stopping, so that followers should end."""
         self.has_capacity: Callable[[], bool] = lambda: True
         """Returns whether another request may wait. Set by the server, which counts its connections."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the service is stopping, so that followers should end."""
-        return self._closed
 
     async def wait(self, work_id: str, seen: int, timeout: float) -> bool:  # noqa: ASYNC109 - a bounded wait is the purpose
         """Wait for events after the id ``seen``. Return true when there are some, and false after ``timeout`` seconds.
 
         Also return true when the work does not exist or is deleted. Return at once when the service stops.
         """
-        if self._closed:
+        if self.closed:
             return False
         waiter = seen, asyncio.get_running_loop().create_future()
         self._waiting[work_id].add(waiter)
@@ -62,7 +58,7 @@ class ChangeFeed:
 
     def close(self) -> None:
         """Release every waiter, and let no request wait from now on."""
-        self._closed = True
+        self.closed = True
         for waiters in self._waiting.values():
             for _, future in waiters:
                 _release(future)
@@ -70,7 +66,7 @@ class ChangeFeed:
     async def _poll(self) -> None:
         """Read and notify until no request waits. A failure is logged, and the next tick retries."""
         try:
-            while self._waiting and not self._closed:
+            while self._waiting and not self.closed:
                 try:
                     await self._tick(list(self._waiting))
                 except ServiceError as error:

@@ -122,13 +122,9 @@ class Listener:
         self._receiver = receiver
         self._stopping = threading.Event()
         self._stop_read, self._stop_write = os.pipe()
-        self._is_live = False
+        self.is_live = False
+        """True if notifications arrive: the connection is open, and one has come through."""
         self._thread = threading.Thread(target=self._listen, name="notifications", daemon=True)
-
-    @property
-    def is_live(self) -> bool:
-        """Return whether notifications arrive: the connection is open, and one has come through."""
-        return self._is_live
 
     def start(self) -> None:
         """Start to listen, in a thread."""
@@ -156,8 +152,8 @@ class Listener:
                         self._receive_until_stopped(driver)
             except Exception as error:  # noqa: BLE001 - without the thread, polling would be all that is left
                 self._receiver.notifications_lost(error)
-            delay = _FIRST_DELAY_SECONDS if self._is_live else min(2 * delay, _MAX_DELAY_SECONDS)
-            self._is_live = False
+            delay = _FIRST_DELAY_SECONDS if self.is_live else min(2 * delay, _MAX_DELAY_SECONDS)
+            self.is_live = False
             self._stopping.wait(delay * random.uniform(0.5, 1.5))
 
     def _receive_until_stopped(self, driver: Any) -> None:  # noqa: ANN401 - a connection of psycopg's
@@ -170,17 +166,17 @@ class Listener:
             selector.register(driver.fileno(), selectors.EVENT_READ)
             selector.register(self._stop_read, selectors.EVENT_READ)
             while not self._stopping.is_set():
-                if not selector.select(_CHECK_SECONDS if self._is_live else _HELLO_SECONDS):
+                if not selector.select(_CHECK_SECONDS if self.is_live else _HELLO_SECONDS):
                     driver.execute("SELECT 1")
                 self._receive(driver)
-                if not self._is_live and time.monotonic() > hello_until:
+                if not self.is_live and time.monotonic() > hello_until:
                     raise StoreUnavailableError("none arrives: a pooler that shares connections loses them")
 
     def _receive(self, driver: Any) -> None:  # noqa: ANN401 - a connection of psycopg's
         for notification in driver.notifies(timeout=0):
             message: str = notification.payload
             if message == _HELLO:
-                self._is_live = True
+                self.is_live = True
                 self._receiver.notifications_resumed()
             elif message.startswith(_QUEUED):
                 self._receiver.work_queued(message.removeprefix(_QUEUED))
