@@ -30,7 +30,9 @@ from tests.support.command import called
 from tests.support.factories import gpt_spec, plan_of
 
 COMMAND = ("--", sys.executable, "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}")
-SIGNALS = pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+SIGNALS = pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 
 
 class Clock(SimpleNamespace):

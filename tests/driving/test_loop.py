@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from batchwright.driving import foreground
 from batchwright.driving.loop import TuningHooks, drive
 from batchwright.errors import DeviceError, EstimateError, HostFailureError, ProbeCancelledError, SpecError
 from batchwright.planning.accumulation import probe_window
@@ -20,6 +21,7 @@ from batchwright.schemas.dataset.data_spec import TextData
 from batchwright.schemas.recommendation import DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import ExpectedPeak, ExpectedPeaks, Outcome, ProbeResult
+from batchwright.schemas.unfinished import UnfinishedTuning
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.host_failures import Cause
 from tests.support.factories import CPU, gpt_spec, probe_result, tuning_request
@@ -234,3 +236,27 @@ def test_a_wrong_spec_runs_no_probe() -> None:
         drive(new_tuning(), runner)
     assert "run" not in runner.calls
     assert runner.calls[-1] == "end_search"
+
+
+def test_a_tuning_that_an_estimate_leads_goes_on_from_any_probe() -> None:
+    """The same probes in the same order, and the same proof, wherever it was stopped."""
+
+    def finished(tuning: TuningSession, most: int = 100) -> TuningSession:
+        while len(tuning.probes) < most and (probe := tuning.next_probe()) is not None:
+            tuning.record(run(probe))
+        return tuning
+
+    def begun() -> TuningSession:
+        tuning = new_tuning()
+        tuning.start_from_estimate(CURVE)
+        return tuning
+
+    whole = finished(begun())
+    assert len(whole.probes) > 2
+    for made in range(len(whole.probes)):
+        stopped = foreground._unfinished(finished(begun(), made), KeyboardInterrupt(), 1.0)
+        resumed = new_tuning()
+        foreground._resume(resumed, UnfinishedTuning.model_validate_json(stopped.model_dump_json()))
+        assert resumed.probes == whole.probes[:made]
+        assert finished(resumed).probes == whole.probes
+        assert resumed.proof_of_search() == whole.proof_of_search()

@@ -20,7 +20,7 @@ def called(
     """What ``batchwright`` prints with these arguments, and its exit status; what it does not catch is raised."""
     command = ["batchwright", *map(str, arguments)]
     printed, told = io.StringIO(), io.StringIO()
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with (
         patch.object(sys, "argv", command),
         patch.dict(os.environ, {"COLUMNS": str(columns), **environment}),
@@ -34,5 +34,6 @@ def called(
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return subprocess.CompletedProcess(command, status, printed.getvalue(), told.getvalue())

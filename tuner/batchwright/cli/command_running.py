@@ -12,9 +12,9 @@ from typing import TextIO
 from rich.console import Console
 
 from batchwright.cli.display import progress_console
+from batchwright.cli.ending_signals import SignalsAsInterrupt
 from batchwright.cli.errors import ExitCode
 from batchwright.cli.output import print_run
-from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.commands.command_job import CommandJob
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
@@ -36,13 +36,13 @@ def train_command(found: Recommendation, updates: int, directory: Path, *, as_do
         typer.Exit: with the exit code of a run that failed or was stopped.
     """
     stream = sys.stderr if as_document else sys.stdout
-    with SigtermAsInterrupt() as signals, CommandJob(directory) as job:
+    with SignalsAsInterrupt() as signals, CommandJob(directory) as job:
         job.start(found, updates)
         shown = _ShownJob(job, found, stream, progress_console())
         try:
             result = shown.follow()
         except KeyboardInterrupt:
-            number = signal.SIGTERM if signals.exit_code is ExitCode.TERMINATED else signal.SIGINT
+            number = signal.SIGINT if signals.exit_code is ExitCode.INTERRUPTED else signal.SIGTERM
             shown.print(f"{number.name} is passed on: the command has {_STOP_SECONDS:.0f} s to end")
             job.request_stop(number)
             result = shown.follow(time.monotonic() + _STOP_SECONDS)

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     DEVICE = 5
     """No such device, or the host lacks a resource: the same command may succeed on another machine."""
     TRAINING_FAILED = 6
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
     """Ended by SIGTERM: the code with which a shell reports a process that the signal killed (128 and 15)."""

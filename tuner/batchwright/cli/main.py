@@ -33,7 +33,7 @@ batch you request.
 Exit codes: 0 done; 2 wrong input (spec, numbers, files, settings, a limit above the device's memory); 3 no micro-batch
 fits; 4 the tuning or the estimate failed (the workload's own error, a hang, a time limit before a plan was proven);
 5 device not found, memory limit below the CUDA context, or the host is out of disk or processes; 6 the training failed;
-130 interrupted; 143 ended by SIGTERM; 1 an internal error of Batchwright.
+129 the terminal was lost; 130 interrupted; 143 ended by SIGTERM; 1 an internal error of Batchwright.
 """
 
 _EXTRAS = {

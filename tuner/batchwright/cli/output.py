@@ -52,7 +52,8 @@ def report(error: BaseException, *, as_document: bool, beside_result: bool = Fal
     from rich.markup import escape  # noqa: PLC0415 - only on the way out
 
     kind = "" if isinstance(error, EndedBySignalError) else "[red]error[/]: "
-    is_of_one_option = isinstance(error, SpecError) and error.document == "arguments" and len(error.problems) == 1
-    message = str(error.problems[0]) if is_of_one_option else str(error)
+    message = str(error)
+    if isinstance(error, SpecError) and error.document == "arguments" and len(error.problems) == 1:
+        message = str(error.problems[0])
     text = "\n".join([message, *getattr(error, "__notes__", [])])
     Console(stderr=True, highlight=False, soft_wrap=True).print(kind + escape(text))

@@ -108,7 +108,9 @@ def run_tuning(  # noqa: PLR0913 - what a caller may decide
             is_over = left.stopped_by != "error" and (tuning.next_probe() is None or tuning.stop(left.stopped_by))
             if keep is None or not is_over:
                 if left.stopped_by == "time-limit":
-                    raise TuningFailedError("time-limit", f"{left.statement}, and no plan was proven") from None
+                    raise TuningFailedError(
+                        "time-limit", f"{left.statement}, and no plan was proven: allow more time"
+                    ) from None
                 raise
     if observer is not None:
         observer.set_activity("")

@@ -9,9 +9,9 @@ import typer
 from batchwright.cli import options
 from batchwright.cli.arguments import estimate_request, with_options
 from batchwright.cli.display import progress_console
+from batchwright.cli.ending_signals import SignalsAsInterrupt
 from batchwright.cli.errors import ExitCode
 from batchwright.cli.output import print_result
-from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.errors import EstimateTimedOutError
 from batchwright.schemas.estimates import Engine, Estimate, EstimateRequest
 
@@ -67,7 +67,7 @@ def _estimated(request: EstimateRequest, engine: Engine) -> Estimate:
     from batchwright.driving.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - see commands.tune
     from batchwright.estimation import client  # noqa: PLC0415 - see commands.tune
 
-    with SigtermAsInterrupt(), progress_console().status("tracing updates, without a GPU") as status:
+    with SignalsAsInterrupt(), progress_console().status("tracing updates, without a GPU") as status:
         if engine == "virtual":
             return estimate_on_virtual_cards(request, status.update)
         try:

@@ -10,8 +10,8 @@ import typer
 from batchwright.cli import options
 from batchwright.cli.arguments import check_folder, option_of, read_spec, training_request, wrong_argument
 from batchwright.cli.display import progress_console
+from batchwright.cli.ending_signals import SignalsAsInterrupt
 from batchwright.cli.output import print_run
-from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.errors import TrainingError
 from batchwright.schemas.base import load_document
 from batchwright.schemas.command import UPDATES, CommandSpec
@@ -96,7 +96,7 @@ def train_with(found: Recommendation, request: TrainingRequest, directory: Path,
 
         train_command(found, request.updates, directory, as_document=as_document)
         return
-    with SigtermAsInterrupt() as signals:
+    with SignalsAsInterrupt() as signals:
         result = run_training(found, request, directory, progress_console())
     text = _describe_result(result, directory)
     print_run(result, as_document=as_document, text=text, stopped=signals.exit_code)

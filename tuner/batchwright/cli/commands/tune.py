@@ -18,10 +18,10 @@ from batchwright.cli.arguments import (
     tuning_request,
 )
 from batchwright.cli.display import recommendation_panel
+from batchwright.cli.ending_signals import SignalsAsInterrupt
 from batchwright.cli.errors import EndedBySignalError, ExitCode
 from batchwright.cli.options import StopOptions
 from batchwright.cli.output import print_result, write_output
-from batchwright.cli.sigterm import SigtermAsInterrupt
 from batchwright.cli.trailing_command import own_arguments
 from batchwright.errors import BatchwrightError
 from batchwright.schemas.base import load_document
@@ -96,7 +96,7 @@ def tuned(
     resumed = None if stops.resume is None else load_unfinished(stops.resume, "tuning to resume")
     stopped: list[UnfinishedTuning] = []
     try:
-        with SigtermAsInterrupt() as signals:
+        with SignalsAsInterrupt() as signals:
             found = running.tune(request, warm_start, resumed, stops.time_limit, stopped.append)
     except BatchwrightError as error:
         if not stopped:
