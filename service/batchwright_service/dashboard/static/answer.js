@@ -13,7 +13,7 @@ import { commandOf } from "./command.js";
 import { alertBox, Button, CopyButton, linkTo, problemAlert } from "./components.js";
 import { provenWords, shortened } from "./device_words.js";
 import { OtherGpus } from "./estimate_table.js";
-import { bytes, count, number, percent, plural, sentences, words } from "./format.js";
+import { bytes, count, number, percent, sentences, words } from "./format.js";
 import { useRead } from "./hooks.js";
 import { drawPlan, planInWords } from "./plan.js";
 import { html, useState } from "./preact-htm.js";
@@ -77,7 +77,7 @@ function changesToTry({ request, what_ifs: estimated }) {
 }
 
 /** The submission of a recommendation's request, with fields of its spec changed, which dotted paths name. */
-export function changedSubmission(found, changes) {
+function changedSubmission(found, changes) {
   const made = structuredClone(submissionAgain({ ...found, priority: 0, recommendation: null }));
   for (const [path, value] of Object.entries(changes)) {
     const names = path.split(".");
@@ -99,10 +99,12 @@ function Jobs({ fingerprint }) {
 export function Proof({ found: { headroom, evidence, plan, gain, choice } }) {
   return html`
     ${plan && drawPlan(plan.micro_batch_sizes)}
-    <p class="text">${shortened(evidence.proof.statement)} ${choice}</p>
-    ${evidence.plan_proof && html`<p class="text">${shortened(evidence.plan_proof)}</p>`}
-    ${gain && html`<p class="text">${gain.statement}</p>`}
-    ${headroom && html`<p class="text">${percent(headroom.free_fraction)} of ${bytes(headroom.limit_bytes)} stayed free. ${memoryParts(headroom)}</p>`}`;
+    <div class="text">
+      <p>${shortened(evidence.proof.statement)} ${choice}</p>
+      ${evidence.plan_proof && html`<p>${shortened(evidence.plan_proof)}</p>`}
+      ${gain && html`<p>${gain.statement}</p>`}
+      ${headroom && html`<p>${percent(headroom.free_fraction)} of ${bytes(headroom.limit_bytes)} stayed free. ${memoryParts(headroom)}</p>`}
+    </div>`;
 }
 
 /** The allocator's and the process's part of a peak on CUDA; null on the CPU. */

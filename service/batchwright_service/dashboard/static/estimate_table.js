@@ -47,7 +47,7 @@ export function OtherGpus({ request: { spec, effective_batch_size, memory_margin
   };
   return html`<div id="gpus" class="stack">
     <p><${Button} act=${estimate} onProblem=${(problem) => setShown(problemAlert(problem))} disabled=${!may("tunings:write")}>Estimate on other GPUs<//>
-      <span class="muted small"> in a few seconds, without a probe</span></p>
+      <span class="muted small"> within a minute, without a probe</span></p>
     ${shown}
   </div>`;
 }
