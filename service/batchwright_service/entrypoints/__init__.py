@@ -1,7 +1,7 @@
 """Run the processes of the service.
 
 - ``serve`` is `batchwright serve`: it builds the service, listens within the bounds of ``connections``, and runs until
-  a signal (``ending_signals``).
+  a signal (``signals``).
 - ``hosted_worker`` is the child process in which `serve` runs the workers of its host, started by
   ``batchwright_service.worker.hosting``, whose memory and descriptors API clients cannot use up.
 - ``work`` is `batchwright work`: the workers of a host without an API.

@@ -5,8 +5,8 @@ The pipeline of a command:
 1. ``main`` is the installed script. It assembles the commands, and turns every error into a message and an exit code
    (``errors``).
 2. A module of ``commands`` parses its options (``options``), from which ``arguments`` builds a validated request.
-3. ``running`` drives a tuning or a training run in the foreground, which ``ending_signals`` end; the other commands call the
-   library directly.
+3. ``running`` drives a tuning or a training run in the foreground, which ``ending_signals`` end; the other commands
+   call the library directly.
 4. ``display`` and ``estimate_display`` draw tables and progress for a person. ``output`` prints the result on standard
    output, as a JSON document with `--json`.
 
