@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from statistics import fmean, median
 
@@ -204,6 +205,38 @@ def check_answer(data: st.DataObject) -> None:
         assert proof.next_size in failed
     assert len(fits) + len(failed) == len(results) <= probe_limit(len(candidates))
     assert course.warnings == ()
+
+
+@settings(many, max_examples=50)
+@given(st.data())
+def test_what_is_proven_has_made_its_two_updates(data: st.DataObject) -> None:
+    """Also where a second update takes more memory than the one of a probe that brackets."""
+    within = data.draw(spaces())
+    one_update = data.draw(oracles(within))
+    two_updates = replace(one_update, largest=max(0, one_update.largest - data.draw(st.integers(0, 3))))
+    course, results = MicroBatchSearch(within), list[ProbeResult]()
+    while (size := course.ask()) is not None:
+        brackets = not course.may_end_with(size)
+        results.append((one_update if brackets else two_updates)(size).model_copy(update={"brackets": brackets}))
+        course.tell(results[-1])
+        assert len(results) <= 2 * probe_limit(within.count)
+    proof = course.verdict
+    assert isinstance(proof, Proof)
+    sizes = map(within.size, range(1, within.count + 1))
+    assert proof.fits == max((size for size in sizes if size <= two_updates.largest), default=0)
+    proven = {result.micro_batch_size for result in results if result.outcome is Outcome.FIT and not result.brackets}
+    assert not proof.fits or proof.fits in proven
+    assert course.warnings == ()
+
+
+def test_a_search_that_is_stopped_proves_no_fit_of_one_update() -> None:
+    """The answer is the largest size that has made two updates, if any has."""
+    course = MicroBatchSearch(space(100))
+    for size, brackets in ((10, False), (20, True)):
+        course.tell(probe_result(size).model_copy(update={"brackets": brackets}))
+    course.stopped_by = "interrupted"
+    assert isinstance(course.verdict, Proof)
+    assert course.verdict.fits == 10
 
 
 @settings(many, max_examples=50)

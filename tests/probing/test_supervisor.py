@@ -229,6 +229,16 @@ def test_a_probe_runs_whole_micro_batches_or_those_of_its_plan(
     assert result.runs_plan is plan
 
 
+def test_a_probe_that_brackets_makes_one_update(supervisor: ProbeSupervisor) -> None:
+    """Its peak is that of two, within a twentieth; nothing is timed."""
+    request = probe(gpt_spec(), size=64, window=200)
+    two, one = (supervisor.run(request.model_copy(update={"brackets": brackets})) for brackets in (False, True))
+    assert (one.outcome, one.phase, one.timing) == (Outcome.FIT, Phase.DONE, None)
+    assert (one.brackets, two.brackets) == (True, False)
+    assert one.process_peak_bytes == pytest.approx(two.process_peak_bytes, rel=0.05)
+    assert (one.message, one.seconds.measure) == ("one optimizer update ran within the limit", 0.0)
+
+
 def test_a_bug_comes_with_its_traceback(supervisor: ProbeSupervisor) -> None:
     """The traceback names the user's line."""
     result = supervisor.run(probe(misbehaving("raises")))

@@ -115,15 +115,17 @@ class ScriptedRunner:
             raise ProbeCancelledError("the test's probe was ended on request")
         fits = size <= self.largest
         limit = request.limit_bytes or 2**33
+        count = "one optimizer update" if request.brackets else "two optimizer updates"
         return ProbeResult(
             micro_batch_size=size,
             accumulates=request.accumulates,
             micro_batch_sizes=probe_window(request),
             outcome=Outcome.FIT if fits else Outcome.OOM,
             phase=Phase.DONE if fits else Phase.WARMUP,
-            message="two optimizer updates ran within the limit" if fits else "out of memory in warmup",
+            message=f"{count} ran within the limit" if fits else "out of memory in warmup",
             process_peak_bytes=min(limit, limit * (size + 1) // (self.largest + 2)) if fits else limit,
             limit_bytes=limit,
+            brackets=request.brackets,
             verifies_plan=request.runs_plan and isinstance(request.spec, CommandSpec),
             counted=_counted(request) if fits and isinstance(request.spec, CommandSpec) else None,
         )

@@ -33,4 +33,5 @@ def _activity_of_probe(probe: ProbeRequest) -> str:
         return f"{'timing updates' if probe.measures_time else f'running {ran}'} of the command at micro-batch {size}"
     if probe.runs_plan:
         return f"running two updates of the plan, of at most {size} samples at a time"
-    return f"{'timing updates' if probe.measures_time else 'running two updates'} at micro-batch {size}"
+    updates = "one update" if probe.brackets else "two updates"
+    return f"{'timing updates' if probe.measures_time else f'running {updates}'} at micro-batch {size}"

@@ -152,7 +152,7 @@ def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEs
         size = request.micro_batch_size or max(1, largest)
         probes = list(tuning.probes)
         shown = (each for each in probes if each.outcome in {Outcome.FIT, Outcome.OOM} and not each.runs_plan)
-        ran = next((each for each in shown if each.micro_batch_size == size), None)
+        ran = next((each for each in shown if each.micro_batch_size == size and not each.brackets), None)
         if ran is None:
             ran = _run(runner, _probe_request(request, size, tuning.conditions.probe_limit_bytes), report)
             probes.append(ran)

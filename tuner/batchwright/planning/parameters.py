@@ -34,6 +34,9 @@ class SearchParameters:
     an estimate" that is low."""
     quick_fit_probability: float = 0.9
     """Probability to fit of the plan of a quick tuning, which is to be its only probe. A choice; no row."""
+    last_size_probability: float = 0.5
+    """Probability to fit of the next size below which the first probe may be the last one, and makes its two updates. A
+    choice; no row."""
     slow_start_seconds: float = 60.0
     """Seconds before the first forward pass from which on a fit is preferred to an OOM. A choice; no row."""
     slow_start_fit_probability: float = 0.85

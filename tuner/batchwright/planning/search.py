@@ -17,8 +17,12 @@ which replays in a simulation of the allocator ran out of memory (``ExpectedPeak
 A sharp posterior thus leads to the expected answer and then to the size above it; a vague one to long, cautious steps.
 The first size by replays, or by what earlier tunings taught, is the one from which the fewest probes are expected.
 
+**Brackets.** A probe that made one update only (``ProbeResult.brackets``) narrows the search like any other. The size
+that the search ends with is probed again if its fit was such a one: what is proven has made its two updates. A search
+that is stopped before its end proves the largest size that has.
+
 **Guarantee.** The answer is exact for every monotone workload, whatever the memory figures are: they only choose the
-order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` probes.
+order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` sizes.
 
 All state is a function of the recorded results, so a search is rebuilt by telling a new one these results.
 """
@@ -89,6 +93,8 @@ class MicroBatchSearch:
         if self.verdict is not None:
             return None
         bracket = self._bracket
+        if self._is_closed:
+            return self.space.size(bracket.low)
         wanted = self._wanted_index(bracket)
         spent = len(self._fits) + len(self._failures) + len(self._inconclusive) + 1
         is_affordable = spent + bracket.worst_case_after(wanted) <= self._budget
@@ -105,8 +111,12 @@ class MicroBatchSearch:
         """
         index = self.space.index(result.micro_batch_size)
         if result.outcome is Outcome.FIT:
-            self._fits[index] = result
-        elif result.outcome in (Outcome.OOM, Outcome.INVALID_SIZE):
+            if not result.brackets or index not in self._fits:
+                self._fits[index] = result
+            return
+        if result.outcome is not Outcome.LOST and index in self._fits and self._fits[index].brackets:
+            del self._fits[index]  # two updates show more than one
+        if result.outcome in (Outcome.OOM, Outcome.INVALID_SIZE):
             self._failures.setdefault(index, result)
         elif result.outcome is Outcome.LOST:
             self._lost[index] += 1
@@ -137,12 +147,15 @@ class MicroBatchSearch:
         """Return whether a fit of a size would likely end the search: no larger one is expected to fit.
 
         That is so where the next size is known not to fit, or is beyond the limit by the line through the two largest
-        fits. After one fit the line begins at what is resident, where that was measured.
+        fits. After one fit the line begins at what is resident, where that was measured; before one, an estimate tells.
         """
         index, bracket, limit = self.space.index(size), self._bracket, self.space.limit_bytes
-        if index + 1 >= bracket.high:
+        if index + 1 >= bracket.high or index <= bracket.low:
             return True
-        points = self._measured(bracket.low)[-2:]
+        points, estimate = self._measured(bracket.low)[-2:], self.space.expected
+        if not points and estimate is not None and limit is not None:
+            posterior = self._posterior_of(bracket, estimate, limit)
+            return fit_probability(posterior, self.space.size(index + 1)) < self._parameters.last_size_probability
         if len(points) == 1 and self._resident_bytes:
             points.insert(0, (0, self._resident_bytes))
         if limit is None or len(points) < 2:  # noqa: PLR2004 - two points make a line
@@ -156,14 +169,13 @@ class MicroBatchSearch:
         """The proof or the failure that ended the search; none while the search continues."""
         if self._failure is not None:
             return self._failure
-        bracket = self._bracket
-        left = bracket.high - bracket.low - 1 - sum(bracket.low < index < bracket.high for index in self._left_out)
-        if left and self.stopped_by and bracket.low:
-            fits = self.space.size(bracket.low)
+        proven = [index for index, fit in self._fits.items() if index < self._bracket.high and not fit.brackets]
+        if not self._is_closed and self.stopped_by and proven:
+            fits = self.space.size(max(proven))
             early = "" if self.stopped_by == "quick" else "the tuning was stopped before "
             statement = f"{fits} fits, and {early}larger sizes were {'' if early else 'not '}tried."
             return Proof(fits=fits, stopped_by=self.stopped_by, statement=statement)
-        if left and not self._gives_up:
+        if not self._is_closed or (self._bracket.low in self._fits and self._bracket.low not in proven):
             return None
         if self._failed_at_one is not None and not self._fits:
             failure = _failure(self._failed_at_one)
@@ -194,6 +206,12 @@ class MicroBatchSearch:
         high = min((*self._failures, *self._inconclusive), default=self.space.count + 1)
         low = max((index for index in self._fits if index < high), default=int(self._failed_at_one is not None))
         return _Bracket(low, high, failed=bool(self._failures or self._inconclusive))
+
+    @property
+    def _is_closed(self) -> bool:
+        """Return whether no size is left to try above the largest fit."""
+        low, high = self._bracket.low, self._bracket.high
+        return self._gives_up or high - low - 1 == sum(low < index < high for index in self._left_out)
 
     @property
     def _gives_up(self) -> bool:

@@ -73,7 +73,7 @@ class TuningConditions:
         """Whether a plan repeats one size, which divides the share."""
         return self.request.command is not None
 
-    def probe(
+    def probe(  # noqa: PLR0913 - the flags of a request
         self,
         size: int,
         *,
@@ -81,6 +81,7 @@ class TuningConditions:
         measures_time: bool = False,
         runs_plan: bool = False,
         counts_plan: bool = False,
+        brackets: bool = False,
     ) -> ProbeRequest:
         """The probe of a size, as its flags say; ``share`` is that of the rank that is run, by default of the first."""
         return ProbeRequest(
@@ -94,6 +95,7 @@ class TuningConditions:
             measures_time=measures_time,
             runs_plan=runs_plan,
             counts_plan=counts_plan,
+            brackets=brackets,
             rank_devices=self.rank_devices,
         )
 

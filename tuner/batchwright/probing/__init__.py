@@ -7,7 +7,7 @@ The pipeline of a probe:
 2. The fork server (``child.fork_server``) forks a child for each task: a probe, a check of the spec, the coupling
    check, an estimate of the CPU's memory curve, or a reading of the data.
 3. In the child ``child.worker`` sets the memory limit, builds the workload, and runs two updates with the engine that
-   trains. The first update makes the late allocations; the second is measured.
+   trains. The first update makes the late allocations; the second is measured. A probe that brackets makes the first.
 4. ``protocol`` defines the files that both sides read and write. The supervisor enforces the deadline, and
    ``exit_causes`` explains a child that ended without a result.
 

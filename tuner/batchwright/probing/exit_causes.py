@@ -91,6 +91,7 @@ def probe_result_of_dead_process(request: ProbeRequest, ended: EndedTask) -> Pro
         traceback=None if outcome is Outcome.OOM else ended.output or None,
         limit_bytes=request.limit_bytes,
         measures_time=request.measures_time,
+        brackets=request.brackets,
     )
 
 

@@ -331,6 +331,8 @@ class ProbeRequest(Document):
     counts_plan: bool = False
     """True for a probe of a command with all micro-batches of the plan's updates, which ends within the last of these
     once the memory of every later one was held. A probe of the search that fits is then a proof of the plan too."""
+    brackets: bool = False
+    """True for a probe that makes one update instead of two: it narrows the search, and its fit proves no size."""
     rank_devices: tuple[DeviceId, ...] = ()
     """Device of each rank, where all ranks of the workload run, each under the limit. Without any, one rank runs."""
 

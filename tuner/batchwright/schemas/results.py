@@ -283,8 +283,10 @@ class ProbeResult(Document):
     all of them. None where all ranks of the workload ran."""
     measures_time: bool = False
     """True for a probe that timed the updates of a plan after the search."""
+    brackets: bool = False
+    """True for a probe that made one update instead of two: it narrowed the search, and its fit proves no size."""
     timing: UpdateTiming | None = None
-    """Duration of the measured updates; none for a failure."""
+    """Duration of the measured updates; none for a failure, and after one update."""
     verifies_plan: bool = False
     """True for the run of a command with the figures of its plan, after the search."""
     forked: bool = False

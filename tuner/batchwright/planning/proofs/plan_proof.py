@@ -135,7 +135,7 @@ def prove_plan(
             break
         failed.append(stopped)
         size = max(1, size - (1 << (len(failed) - 1)))
-    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT and not probe.brackets]
     fit = max(
         (probe for probe in fits if is_as_demanding(probe.micro_batch_sizes, window)),
         key=lambda probe: (condensed(probe.micro_batch_sizes) == window, probe.micro_batch_size),

@@ -31,7 +31,7 @@ class BaselineProbe(Stage):
         if conditions.objective.times_plans or not conditions.accumulates or baseline is None or proof is None:
             return None
         size = baseline.micro_batch_size
-        has_run = any(probe.micro_batch_size == size for probe in course.probes)
+        has_run = any(probe.micro_batch_size == size and not probe.brackets for probe in course.probes)
         if has_run or size >= min(conditions.share, proof.fits) or (conditions.repeats and conditions.share % size):
             return None
         return size

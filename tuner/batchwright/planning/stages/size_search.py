@@ -35,8 +35,12 @@ class SizeSearch(Stage):
         size = None if course.is_confirmed else course.search.ask() or _whole_share(course)
         if size is None:
             return None
-        proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
-        return course.conditions.probe(size, counts_plan=proves_plan)
+        conditions = course.conditions
+        if conditions.request.command is not None:
+            proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
+            return conditions.probe(size, counts_plan=proves_plan)
+        is_part = course.search.verdict is None and size < conditions.share
+        return conditions.probe(size, brackets=is_part and not course.search.may_end_with(size))
 
     @override
     def tell(self, course: Course, result: ProbeResult) -> bool:

@@ -1,5 +1,7 @@
 """Run a probe in its own process: build the workload, run two optimizer updates, measure the second.
 
+A probe that brackets ends after the first update, which shows nearly the same peak (``benchmarks/probe_passes.py``).
+
 The first update makes the late allocations (handles, workspaces, caches). The second shows the peak of a run:
 parameters, optimizer state, the gradients of one micro-batch held while the next one runs, and the optimizer's
 temporaries.
@@ -135,6 +137,9 @@ def _measure(request: ProbeRequest, device: MemoryDevice, ranks: Ranks, paths: P
     _update(engine, micro_batches)
     device.synchronize()
     progress.resident_bytes = device.used_bytes()
+    if request.brackets:
+        _enter(paths, progress, Phase.DONE)
+        return
     device.reset_peaks()
     _enter(paths, progress, Phase.MEASURE)
     updates: list[TimedUpdate] = []
@@ -195,7 +200,7 @@ def _result(
     """Build the result of a probe; called outside of ``except``, so that the frames of the error can be freed."""
     translate = device.translate if device is not None else translate_by_message
     translated = translate(failure) if isinstance(failure, Exception) else None
-    outcome, message, details = _outcome(progress, failure, translated)
+    outcome, message, details = _outcome(request, progress, failure, translated)
     cause = translated if isinstance(translated, DeviceError) else failure
     error_type = None if cause is None else f"{type(cause).__module__}.{type(cause).__qualname__}"
     trace = _traceback(failure) if outcome is Outcome.ERROR else None
@@ -225,17 +230,19 @@ def _result(
         model=progress.model,
         simulated_ranks=progress.simulated_ranks,
         measures_time=request.measures_time,
+        brackets=request.brackets,
         timing=progress.timing,
     )
 
 
 def _outcome(
-    progress: Progress, failure: BaseException | None, translated: BatchwrightError | None
+    request: ProbeRequest, progress: Progress, failure: BaseException | None, translated: BatchwrightError | None
 ) -> tuple[Outcome, str, str | None]:
     """Return the outcome, a one-line message, and the original error message where the line abbreviates it."""
     where = _PHASES[progress.phase]
     if failure is None:
-        return Outcome.FIT, "two optimizer updates ran within the limit", None
+        count = "one optimizer update" if request.brackets else "two optimizer updates"
+        return Outcome.FIT, f"{count} ran within the limit", None
     if isinstance(translated, OutOfMemoryError):
         return Outcome.OOM, f"{oom_in_words(str(translated))} {where}", str(translated)
     if isinstance(translated, InvalidSizeError):
