@@ -81,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     with ProbeSupervisor(cpu()) as runner:
         began = time.monotonic()
-        runner.warm_up()
+        runner.start(next(iter(requests().values())).workload)
         start = time.monotonic() - began
         models = {
             name: summary([tune_once(runner, it) for _ in range(options.runs)]) for name, it in requests().items()

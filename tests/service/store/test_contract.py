@@ -97,11 +97,10 @@ def test_the_newest_recommendation_of_a_fingerprint_is_found_with_its_tuning(sto
 
 def test_an_inconclusive_recommendation_hides_no_conclusive_one(store: Store, new_id: NewId) -> None:
     """Neither from an equal tuning, nor as a warm start, nor as what replaces one of changed conditions."""
-    asked = {"request_fingerprint": "a" * 64}
     whole, quick = recommendation(id=new_id("rec")), inconclusive(id=new_id("rec"))
     only_quick = inconclusive(id=new_id("rec"), fingerprint="1" * 64)
     tunings = [
-        store.submissions.add_succeeded(new_work(new_id("tun"), **asked), made).id
+        store.submissions.add_succeeded(new_work(new_id("tun"), request_fingerprint="a" * 64), made).id
         for made in (whole, quick, only_quick)
     ]
     found = store.recommendations
