@@ -285,7 +285,7 @@ def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> 
     service = start_service(ScriptedRunner(37, wait_for_step))
     page = visit(service).open(f"/tunings/{queued(service, 'tunings', 100)}")
     expect(page.locator("#probes")).to_contain_text("No probe has ended yet")
-    expect(page.locator("#progress").get_by_role("heading")).to_have_text("Running two updates at micro-batch 1…")
+    expect(page.locator("#progress").get_by_role("heading")).to_contain_text("at micro-batch 1…")
     for number in (1, 2):
         steps.release()
         expect(page.locator("#probes tbody tr")).to_have_count(number)
