@@ -218,7 +218,6 @@ def test_a_malformed_address_is_refused_at_once(address: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"base_url": None}, "the address None is malformed"),
         ({"base_url": 5}, "the address 5 is malformed"),
         ({"base_url": b"http://localhost"}, "the address b'http://localhost' is malformed"),
         ({"base_url": "http://localhost:99999999"}, "has a port above 65535"),
