@@ -235,7 +235,7 @@ class InvalidInputError(RequestError):
         shown = faults[:MAX_FAULTS]
         listed = "; ".join(f"{fault.field}: {fault.message}" for fault in shown)
         total = max(count, len(faults))
-        prefix = f"{total} faults, of which the first {len(shown)}: " if total > len(shown) else ""
+        prefix = f"{total} faults; the first {len(shown)}: " if total > len(shown) else ""
         return cls(prefix + listed, faults, count)
 
 
@@ -299,7 +299,7 @@ class InfeasibleRecommendationError(RequestError):
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     code = "infeasible-recommendation"
-    title = "Nothing fits, so that nothing can be trained"
+    title = "Nothing fits, so nothing can be trained"
 
 
 class UnsupportedJobError(RequestError):

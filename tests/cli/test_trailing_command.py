@@ -49,7 +49,7 @@ BATCH = ("tune", "--effective-batch-size", "8", "--device", "cpu")
         ((*BATCH, "-o", "no-such-folder/x.json", *SIZES), "--output: the folder no-such-folder does not exist"),
         ((*BATCH, "--quick", *SIZES), "`--quick` is not possible for a command"),
         ((*BATCH, "--what-if", *SIZES), "`--what-if` is not possible for a command"),
-        ((*BATCH[:3], "--device", "cpu", "--world-size", "3", *SIZES), "8 does not divide among 3 ranks"),
+        ((*BATCH[:3], "--device", "cpu", "--world-size", "3", *SIZES), "8 cannot be split evenly over 3 ranks"),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_any_work(arguments: tuple[str, ...], message: str) -> None:

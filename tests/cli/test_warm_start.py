@@ -57,7 +57,9 @@ def test_a_recommendation_for_another_request_is_refused_before_any_probe(spec_f
     assert done.returncode == 2
     assert "probe " not in done.stderr
     message = json.loads(done.stdout)["message"]
-    assert "request.effective_batch_size: is 100 in the warm start, which is of another request (got 90)" in message
+    assert (
+        "request.effective_batch_size: is 100 in the warm start, which was made for another request (got 90)" in message
+    )
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no document"])

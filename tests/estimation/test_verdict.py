@@ -532,7 +532,7 @@ def test_notes_of_cards_and_traces_are_returned() -> None:
     """Assumptions about a GPU and operations that could not be traced are in the notes."""
     notes = first(request_for("2GiB"), workload(notes=("a custom kernel was not followed",))).notes
     assert "a custom kernel was not followed" in notes
-    assert any("only the memory is known" in note for note in notes)
+    assert any("Only the memory of this card is known" in note for note in notes)
 
 
 def test_parameters_versions_and_seconds_are_returned() -> None:

@@ -414,7 +414,7 @@ def test_a_base_in_8_bits_is_written_with_its_adapter() -> None:
     for name, keys in written.items():
         assert read(made(name, spec)).items() >= keys.items()
         assert not {"load_in_4bit", "quantization_type"} & set(read(made(name, spec)))
-        assert "unquantised inputs were measured" in warned(made(name, spec))["products-in-8-bits"]
+        assert "with unquantised inputs" in warned(made(name, spec))["products-in-8-bits"]
     assert "`BitsAndBytesConfig(load_in_8bit=True)`" in warned(made("torchtitan", spec))["adapter-in-code"]
 
 
@@ -460,7 +460,7 @@ def test_packing_is_written_where_records_stay_apart() -> None:
 def test_written_packing_names_what_it_needs() -> None:
     """The attention of axolotl that was measured, and the only stage in which LLaMA-Factory packs so."""
     assert "joins a micro-batch into one row" in warned(made("axolotl", packed()))["packing-attention"]
-    assert "is of `stage: sft` alone" in warned(made("llama-factory", packed()))["packing-stage"]
+    assert "Only `stage: sft` has" in warned(made("llama-factory", packed()))["packing-stage"]
 
 
 def test_the_attention_of_a_packed_spec_is_written() -> None:
@@ -474,14 +474,14 @@ def test_the_attention_of_a_packed_spec_is_written() -> None:
 def test_wrapped_packing_is_warned_of(name: str) -> None:
     """No framework cuts records as `wrapped` does and keeps their parts apart."""
     given = made(name, packed("wrapped"))
-    assert "(`wrapped`), which is not written" in warned(given)["packing-not-written"]
+    assert "(`wrapped`), which this export does not set" in warned(given)["packing-not-written"]
     assert not [key for key in read(given) if "packing" in key]
 
 
 @pytest.mark.parametrize("name", ["megatron", "nemo-automodel", "torchtitan"])
 def test_packing_that_is_not_written_is_warned_of(name: str) -> None:
     """With the switch of the framework."""
-    assert "which is not written: turn " in warned(made(name, packed()))["packing-not-written"]
+    assert "which this export does not set: turn " in warned(made(name, packed()))["packing-not-written"]
 
 
 def test_the_new_trainer_of_llama_factory_does_not_pack_so() -> None:
@@ -508,7 +508,7 @@ def test_preference_pairs_are_warned_of(name: str) -> None:
     assert "preference-in-code" not in warned(made(name, texts, version=version))
     words = warned(made(name, pairs, version=version))["preference-in-code"]
     assert 'beta=0.2, loss_type=["sigmoid"], max_length=8' in words
-    assert "smooths no labels: the label_smoothing of 0.1" in words
+    assert "apply the label_smoothing of 0.1" in words
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
@@ -520,7 +520,7 @@ def test_axolotl_trains_preference_pairs_without_smoothing(loss: str) -> None:
     assert read(given).items() >= {"rl": "dpo", "rl_beta": 0.2, "dpo_loss_type": [loss]}.items()
     jsonschema_rs.validate(json.loads((SCHEMAS / "axolotl-0.19.json").read_text()), read(given))
     assert "preference-in-code" not in warned(given)
-    assert "sets the dropout of the model to zero" in warned(given)["dropout-off"]
+    assert "sets the model's dropout to zero" in warned(given)["dropout-off"]
     assert not {"rl", "rl_beta"} & set(read(made("axolotl", texts)))
 
 

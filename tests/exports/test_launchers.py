@@ -345,4 +345,4 @@ def test_the_device_and_the_versions_are_warned_about(name: str) -> None:
     messages = " ".join(warning.message for warning in exported(name).warnings)
 
     assert "measured on NVIDIA H100 80GB HBM3" in messages
-    assert "other versions take other amounts of memory" in messages
+    assert "memory differs between versions" in messages

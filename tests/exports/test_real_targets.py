@@ -240,9 +240,9 @@ def test_our_script_runs_as_it_is(tmp_path: Path) -> None:
     printed = here.run(sys.executable, *here.made.command[1:], "--updates", "3")
 
     assert [line.split(", loss")[0] for line in printed.splitlines()] == [
-        "update 1: 10 samples",
-        "update 2: 10 samples",
-        "update 3: 1 samples",
+        "update 1: batch of 10",
+        "update 2: batch of 10",
+        "update 3: batch of 1",
     ]
 
 

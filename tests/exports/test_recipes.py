@@ -22,7 +22,7 @@ def test_settings_that_a_recipe_omits_are_warned_about(name: str) -> None:
     """Compiling changes memory, and an average of the weights what is trained."""
     warnings, plain = warned(name, gpt_spec(compile=True, ema_decay=0.999)), warned(name, gpt_spec())
 
-    assert warnings["compile-not-written"].startswith("Compiling is not written")
+    assert warnings["compile-not-written"].startswith("This export does not turn compiling on")
     assert "0.999" in warnings["moving-average"]
     assert not {"compile-not-written", "moving-average"} & set(plain)
 

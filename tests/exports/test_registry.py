@@ -112,7 +112,7 @@ def test_a_launcher_passes_on_the_warnings_of_a_framework_except_ranks(name: str
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("megatron", {"arguments_of": "torchtitan"}, "megatron is none"),
+        ("megatron", {"arguments_of": "torchtitan"}, "megatron is not a launcher"),
         ("torchrun", {"arguments_of": "deepspeed"}, "does not take the batch sizes as arguments"),
         ("torchrun", {"processes_per_node": 3}, "processes_per_node"),
     ],

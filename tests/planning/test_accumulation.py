@@ -195,7 +195,7 @@ def test_numbers_without_a_plan_are_named(batch: int, world: int, largest: int, 
 def test_a_plan_too_long_to_list_is_refused_with_numbers_that_do(world: int) -> None:
     """The message names what was asked, the limit, and a batch and a size that make the longest plan allowed."""
     batch = 2**22 - 1
-    with pytest.raises(PlanError, match=f"above the {MOST_MICRO_BATCHES} that a plan may list") as refused:
+    with pytest.raises(PlanError, match=f"more than the {MOST_MICRO_BATCHES} that a plan may list") as refused:
         balanced_plan(batch, world, 1)
     shorter, larger = map(int, re.findall(r"at (?:most|least) (\d+)", str(refused.value))[-2:])
     for plan in (balanced_plan(shorter, world, 1), balanced_plan(batch, world, larger)):

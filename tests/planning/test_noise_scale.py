@@ -163,7 +163,7 @@ def updates(variance: float, squared_norm: float, count: int = 20) -> list[Noise
 
 @pytest.mark.parametrize(
     ("effective_batch_size", "words"),
-    [(8, "is below: a larger one"), (100, "is within this interval"), (4096, "is above: a smaller one")],
+    [(8, "is below it: a larger batch"), (100, "is within this interval"), (4096, "is above it: a smaller batch")],
 )
 def test_the_suggested_batch_is_compared_with_the_runs_own(effective_batch_size: int, words: str) -> None:
     """The ratio of the means is the suggestion, and the message says on which side the run is."""
@@ -200,7 +200,7 @@ def test_few_measurements_give_no_estimate() -> None:
     """The message names how many there are, and how many it takes."""
     found = noise_scale(updates(100.0, 1.0, FEWEST_UPDATES - 1), 8)
     assert (found.samples, found.lower_samples) == (None, None)
-    assert f"needs {FEWEST_UPDATES} measured updates; there are {FEWEST_UPDATES - 1}" in found.message
+    assert f"needs {FEWEST_UPDATES} measured updates; the run has {FEWEST_UPDATES - 1}" in found.message
 
 
 def test_a_run_without_measurements_says_what_they_need() -> None:

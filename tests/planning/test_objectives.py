@@ -237,7 +237,7 @@ def test_a_bound_between_two_sizes_is_named() -> None:
     """At most 60 of 100 samples: 50 is tried, as 60 would take as many steps."""
     found = finish(tuning("fewest_steps", 100, max_micro_batch_size=60), holding(80))
     assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (50, 2)
-    assert "the bound is 50 (60 would take as many accumulation steps; the requested maximum of 60" in (
+    assert "the bound is 50 (60 would take the same number of accumulation steps; the requested maximum of 60" in (
         found.evidence.proof.statement
     )
 
@@ -250,7 +250,7 @@ def test_the_fewest_steps_are_the_fastest_where_time_is_affine() -> None:
     found = answer("fastest", 520, holding(40, seconds=lambda size: 0.03 + 0.001 * size))
     assert (found.largest_micro_batch_size, plan_of(found).gradient_accumulation_steps) == (40, 13)
     assert timed(found) == [40, 38]
-    assert found.choice == "13 accumulation steps make 559 samples per second, the most of 2 plans that were timed."
+    assert found.choice == "13 accumulation steps: 559 samples per second, the fastest of 2 timed plans."
 
 
 def test_of_equally_fast_plans_the_one_with_less_memory_wins() -> None:
@@ -258,7 +258,7 @@ def test_of_equally_fast_plans_the_one_with_less_memory_wins() -> None:
     found = answer("fastest", 520, holding(40, seconds=lambda size: 0.001 * size + 0.003))
     assert timed(found) == [40, 38]
     assert found.largest_micro_batch_size == 38
-    assert found.choice.endswith("within the noise as many as any of 2 plans that were timed, with less memory.")
+    assert found.choice.endswith("with less memory. None of the 2 timed plans is faster beyond the noise.")
     assert found.headroom is not None
     assert found.headroom.peak_bytes == next(
         alternative.peak_bytes for alternative in found.alternatives if alternative.chosen
@@ -364,7 +364,7 @@ def test_without_any_time_a_smaller_plan_is_run_and_recommended() -> None:
     found = answer("fastest", 512, holding(40, fails_to_time=frozenset(range(600))))
     assert len(timed(found)) == DEFAULT_PARAMETERS.most_timed_plans
     assert (found.evidence.proof.fits, found.largest_micro_batch_size) == (40, 31)
-    assert found.choice.endswith("ran out of memory, so the plan has 17 steps of 31 at most."), found.choice
+    assert found.choice.endswith("ran out of memory, so the plan has 17 steps of at most 31."), found.choice
 
 
 def test_nothing_is_timed_where_nothing_fits() -> None:
@@ -677,7 +677,7 @@ def test_plans_that_measurements_contradict_are_not_offered() -> None:
     ("changes", "words"),
     [
         ({}, "37 is the largest micro-batch that fits."),
-        ({"granularity": 8}, "32 is the largest micro-batch that fits of those searched."),
+        ({"granularity": 8}, "32 is the largest micro-batch that fits among the sizes searched."),
         ({"max_micro_batch_size": 20}, "20 fits; larger micro-batches were not tried."),
     ],
 )
@@ -691,7 +691,7 @@ def test_a_bound_on_a_grid_names_the_grid() -> None:
     found = finish(tuning("fewest_steps", 110, granularity=8, max_micro_batch_size=100), holding(1000))
     assert found.evidence.proof.stopped_by == "bound"
     assert "of the multiples of 8" in found.evidence.proof.statement
-    assert "96 would take as many accumulation steps" in found.evidence.proof.statement
+    assert "96 would take the same number of accumulation steps" in found.evidence.proof.statement
 
 
 def test_a_share_that_is_no_multiple_gets_no_probe_of_its_own() -> None:

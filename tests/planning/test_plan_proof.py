@@ -250,10 +250,10 @@ def test_a_plan_that_runs_out_of_memory_is_followed_by_the_next_smaller_one() ->
     assert plan_of(found).micro_batch_sizes == ((31, 30, 30),)
     assert (found.evidence.proof.fits, found.largest_micro_batch_size) == (46, 31)
     assert found.evidence.plan_proof == (
-        "The plan in micro-batches of 46 + 45 was run and ran out of memory (OOM at 46). "
+        "The plan in micro-batches of 46 + 45 ran out of memory (OOM at 46). "
         "Verified by running the plan itself (31 + 30 + 30)."
     )
-    assert found.choice == "The 2-step plan (46 + 45) ran out of memory, so the plan has 3 steps of 31 at most."
+    assert found.choice == "The 2-step plan (46 + 45) ran out of memory, so the plan has 3 steps of at most 31."
     assert found.headroom is not None
     assert found.headroom.peak_bytes == 1310
     assert 46 not in {plan.micro_batch_size for plan in found.alternatives}

@@ -113,7 +113,7 @@ def test_under_other_versions_one_probe_confirms_the_recommendation() -> None:
     )
     proof = found.evidence.proof
     assert (proof.fits, proof.stopped_by, proof.next_size) == (45, "warm-start", 46)
-    for part in ("45 fits: it was run now", "46, was not run again", "torch 2.12 (now 2.13)", "rec_then", "+0.00%"):
+    for part in ("45 fits: run now, it took", "46, was not run again", "torch 2.12 (now 2.13)", "rec_then", "+0.00%"):
         assert part in proof.statement
     assert found.evidence.warm_start is not None
     assert found.evidence.warm_start.recommendation_id == "rec_then"

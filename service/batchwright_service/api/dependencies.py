@@ -121,8 +121,8 @@ _Words = Annotated[
     Query(
         max_length=200,
         pattern=_NO_CONTROL_CHARACTERS,
-        description="Words, each of which is a part of the name, project, labels, model, device, fingerprint or id, in "
-        "either letter case.",
+        description="Words to find in the name, project, labels, model, device, fingerprint or id, in upper or lower "
+        "case. All must match.",
     ),
 ]
 _LabelFilter = Annotated[
@@ -154,7 +154,7 @@ _CreatedAfter = Annotated[
 ]
 _Slot = Annotated[str | None, _NAME, _only("that run on this slot (host and device), or ran there last")]
 QueueSlot = Annotated[str | None, _NAME, _only("that the worker of this slot (host and device) can take")]
-_SORT = "Field to sort by, with `-` before it for the largest first; the newest come first without it."
+_SORT = "Field to sort by; with `-` before it, the largest first. Without this parameter, the newest come first."
 _WORK_SORTS = (
     *("created", "name", "model", "state", "device", "priority", "probes", "ended"),
     *("effective_batch_size", "peak", "samples_per_second"),
@@ -220,7 +220,7 @@ StateFilter = Annotated[
     list[Annotated[State, _UPPER]] | None,
     WithJsonSchema(_STATES),
     Query(
-        description="Return only items in this state, in either letter case. Repeat the parameter for several states."
+        description="Return only items in this state, in upper or lower case. Repeat the parameter for several states."
     ),
 ]
 
@@ -271,8 +271,8 @@ Format = Annotated[
     WithJsonSchema({"type": "string", "enum": [form.value for form in RowFormat]}),
     Query(
         alias="format",
-        description="`json`: a page. `csv`, `jsonl`: all rows that match, from `cursor` on, without a limit, streamed. "
-        "In CSV a text that a spreadsheet would take for a formula begins with an apostrophe.",
+        description="`json`: a page. `csv`, `jsonl`: a stream of all rows that match, from `cursor` on, unlimited. In "
+        "CSV, texts that a spreadsheet would read as a formula begin with an apostrophe.",
     ),
 ]
 IfNoneMatch = Annotated[
@@ -304,8 +304,9 @@ _Key = Annotated[
         max_length=255,
         pattern=_KEY_PATTERN,
         description="A text that the caller chooses for each request, such as a UUID. Within a day, the same request "
-        "with the same key gets the work of the first one as it is now, and creates nothing: 404 if that was deleted. "
-        "Another request is refused with 422. Refused requests are not stored.",
+        "with the same key gets the current state of the first request's work and creates nothing; 404 if "
+        "that work was deleted. Another request with this key is refused with 422. Refused requests are not "
+        "stored.",
     ),
 ]
 

@@ -47,7 +47,7 @@ EVENT_STREAM: Responses = {
             }
         },
     },
-    204: {"description": "The work has ended, and has no event after `Last-Event-ID`."},
+    204: {"description": "The work has ended, and there is no event after `Last-Event-ID`."},
 }
 
 _REPLAYED = {

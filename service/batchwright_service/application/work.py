@@ -98,8 +98,8 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
             item = self._item(first.work_id)
         except NotFoundError:
             raise NotFoundError(
-                f"{first.work_id}, which an earlier request with this Idempotency-Key got, was deleted; use a new key "
-                "to submit it again"
+                f"{first.work_id}, created by an earlier request with this Idempotency-Key, was deleted; use "
+                "a new key to submit it again"
             ) from None
         queued = first.status == HTTPStatus.ACCEPTED
         return SubmissionResponse(item.id, self._view(item).model_dump_json(), queued=queued, replayed=True)

@@ -23,6 +23,7 @@ from batchwright.client.documents.api_keys import MAX_DAYS, ApiKey, KeySubmissio
 from batchwright.errors import ServingError, SpecError
 from batchwright.schemas.base import Document
 from batchwright.schemas.field_errors import problems_in
+from batchwright.units import counted
 from batchwright_service.cli.serve import DatabaseUrl, reading_settings
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def create(
     *,
     scope: Annotated[list[Scope], typer.Option("--scope", help="A scope of the key. May be repeated.")],
     expires_in_days: Annotated[
-        float | None, typer.Option(min=0.0, max=MAX_DAYS, help="Days until the key expires; never when left out.")
+        float | None, typer.Option(min=0.0, max=MAX_DAYS, help="Days until the key expires. Default: never.")
     ] = None,
     database_url: DatabaseUrl = None,
     json: Json = False,
@@ -62,8 +63,8 @@ def create(
         has_admin = any(Scope.ADMIN in key.scopes and _state(key) == _VALID for key in cases.list().items)
     if not has_admin:
         sys.stderr.write(
-            "Note: no key has the scope `admin`, so that only this command can create keys; to create keys over HTTP, "
-            "create one with: batchwright admin keys create admin --scope admin\n"
+            "Note: no key has the scope `admin`, so only this command can create keys. To create keys over "
+            "HTTP, first run: batchwright admin keys create admin --scope admin\n"
         )
     print_created(created, created.key, f"{_key_text(created)}. Store it", json=json)
 
@@ -97,13 +98,13 @@ def prune(
         typer.Option(
             parser=options.duration,
             metavar="TIME",
-            help="Least time since the end of the work: 30d, 12h or 90m.",
+            help="Minimum time since the work ended, such as 30d, 12h or 90m.",
         ),
     ],
     recommendations: Annotated[
         bool,
         typer.Option(
-            "--recommendations", help="Also delete recommendations of that age that no tuning and no job references."
+            "--recommendations", help="Also delete recommendations of that age that no tuning or job refers to."
         ),
     ] = False,
     dry_run: Annotated[
@@ -126,10 +127,13 @@ def prune(
         files = JobFiles(settings.runs_dir)
         report = retention.prune(store.retention, files, older_than, recommendations=recommendations, dry_run=dry_run)
     verb = "Would delete" if report.dry_run else "Deleted"
-    counts = f"{report.tunings} tunings, {report.jobs} jobs, {report.recommendations} recommendations"
+    counts = (
+        f"{counted(report.tunings, 'tuning')}, {counted(report.jobs, 'job')}, "
+        f"{counted(report.recommendations, 'recommendation')}"
+    )
     folders = "".join(f"\n  {folder}" for folder in report.folders)
     left = "".join(f"\nCould not be removed: {folder}" for folder in report.folders_left)
-    text = f"{verb} {counts}, {len(report.folders)} folders{':' if folders else '.'}{folders}{left}"
+    text = f"{verb} {counts}, {counted(len(report.folders), 'folder')}{':' if folders else '.'}{folders}{left}"
     sys.stdout.write((report.model_dump_json(indent=2) if json else text) + "\n")
 
 

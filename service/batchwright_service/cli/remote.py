@@ -31,18 +31,18 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Address of the service. Default: BATCHWRIGHT_URL, else http://127.0.0.1:8000. The API key is that of "
-        "BATCHWRIGHT_API_KEY.",
+        help="Address of the service. Default: BATCHWRIGHT_URL, else http://127.0.0.1:8000. The API key comes "
+        "from BATCHWRIGHT_API_KEY.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on standard output.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Most rows to list, the newest first.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of rows, newest first.")]
 Search = Annotated[str | None, typer.Option("--search", "-q", metavar="WORDS", help="Only what has these words.")]
-Project = Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only the work of this project.")]
+Project = Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only work of this project.")]
 LabelFilter = Annotated[
-    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only what has this label. May be repeated.")
+    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only work with this label. May be repeated.")
 ]
-Watch = Annotated[bool, typer.Option("--watch", help="Then show what happens, until the end.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Then watch it until it ends.")]
 Priority = Annotated[
     int,
     typer.Option(
@@ -55,7 +55,7 @@ Priority = Annotated[
 ]
 States = Annotated[
     list[State] | None,
-    typer.Option("--state", metavar="STATE", help="Only those in this state, such as `FAILED`. May be repeated."),
+    typer.Option("--state", metavar="STATE", help="Only work in this state, such as `FAILED`. May be repeated."),
 ]
 RowT = TypeVar("RowT")
 

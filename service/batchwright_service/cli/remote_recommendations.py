@@ -38,7 +38,10 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation
 def list_recommendations(  # noqa: PLR0913 - options of a command
     *,
     stale: Annotated[
-        bool | None, typer.Option("--stale/--current", help="Only those that an upgrade put in doubt, or that hold.")
+        bool | None,
+        typer.Option(
+            "--stale/--current", help="Only recommendations that an upgrade made stale, or only those that still hold."
+        ),
     ] = None,
     search: Search = None,
     project: Project = None,

@@ -23,7 +23,7 @@ _LAST_PORT = 65_535
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="SQLAlchemy URL of the service's store. When left out: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
+        help="SQLAlchemy URL of the service's store. Default: BATCHWRIGHT_DATABASE_URL, else the SQLite file in "
         "the data folder."
     ),
 ]
@@ -36,14 +36,14 @@ _MetricsPort = Annotated[
 def serve(  # noqa: PLR0913 - options of a command
     *,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on. When left out: BATCHWRIGHT_HOST, else 127.0.0.1.")
+        str | None, typer.Option(help="Address to listen on. Default: BATCHWRIGHT_HOST, else 127.0.0.1.")
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=_LAST_PORT,
-            help="Port to listen on; 0 picks a free one. When left out: BATCHWRIGHT_PORT, else 8000.",
+            help="Port to listen on; 0 picks a free one. Default: BATCHWRIGHT_PORT, else 8000.",
         ),
     ] = None,
     database_url: DatabaseUrl = None,
@@ -53,11 +53,13 @@ def serve(  # noqa: PLR0913 - options of a command
     metrics_port: _MetricsPort = None,
     ray: Annotated[
         str | None,
-        typer.Option(help="Run the work on a Ray cluster, given the address of its dashboard: `http://head:8265`."),
+        typer.Option(help="Run the work on the Ray cluster with this dashboard address, such as `http://head:8265`."),
     ] = None,
     slurm: Annotated[
         Path | None,
-        typer.Option(help="Run the work on the Slurm cluster of this host, given a folder that its nodes share."),
+        typer.Option(
+            help="Run the work on the Slurm cluster of this host; the value is a folder that its nodes share."
+        ),
     ] = None,
 ) -> None:
     """Serve the HTTP API, with a worker for each device of this host, or with a dispatcher to a cluster.
@@ -77,7 +79,7 @@ def work(
     *,
     device: Annotated[
         list[str] | None,
-        typer.Option(help="A device to serve, such as `cuda:0`. May be repeated; all of this host when left out."),
+        typer.Option(help="A device to serve, such as `cuda:0`. May be repeated. Default: all devices of this host."),
     ] = None,
     database_url: DatabaseUrl = None,
     metrics_port: _MetricsPort = None,

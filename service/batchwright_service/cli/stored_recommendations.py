@@ -30,8 +30,8 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation
 
 recommendations = typer.Typer(
     cls=GroupHelp,
-    help="List the recommendations of a service with the changes since they were made, and confirm stale ones, "
-    "directly in its database.",
+    help="List the recommendations of a service with what has changed since, and confirm stale ones, directly in "
+    "its database.",
     no_args_is_help=True,
 )
 
@@ -43,11 +43,11 @@ def list_recommendations(
         bool | None,
         typer.Option(
             "--stale/--current",
-            help="Only those that an upgrade or an exchanged device put in doubt, or those that still hold; those on "
-            "devices without a live worker are in neither.",
+            help="Only recommendations that an upgrade or another device made stale, or only those that still "
+            "hold. Those on devices without a live worker are in neither list.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most recommendations to list, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of recommendations, newest first.")] = 50,
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:

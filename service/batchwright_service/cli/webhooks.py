@@ -48,18 +48,20 @@ webhooks = typer.Typer(
 
 @webhooks.command()
 def add(  # noqa: PLR0913 - options of a command
-    url: Annotated[str, typer.Argument(help="Address that gets the messages; BATCHWRIGHT_WEBHOOK_HOSTS has its host.")],
+    url: Annotated[
+        str, typer.Argument(help="Address that gets the messages. Its host must be in BATCHWRIGHT_WEBHOOK_HOSTS.")
+    ],
     *,
-    name: Annotated[str, typer.Option(help="Name by which lists distinguish the webhook.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the webhook, shown in lists.")] = "",
     event: Annotated[
         list[WebhookEvent] | None,
         typer.Option(
             "--event",
             metavar="EVENT",
-            help=f"One of {', '.join(ENDINGS)}. May be repeated; all events when left out.",
+            help=f"One of {', '.join(ENDINGS)}. May be repeated. Default: all events.",
         ),
     ] = None,
-    project: Annotated[str | None, typer.Option(help="Report only the work of this project.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only report work of this project.")] = None,
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
@@ -98,7 +100,7 @@ def deliveries(
     webhook_id: _WebhookId,
     *,
     state: Annotated[DeliveryState | None, typer.Option(help="Only messages in this state.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most messages to list, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages, newest first.")] = 50,
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
@@ -115,7 +117,7 @@ def deliveries(
 def resend(
     webhook_id: _WebhookId,
     delivery_id: Annotated[
-        str | None, typer.Argument(metavar="MESSAGE", help="Id of a message; all dead ones when left out.")
+        str | None, typer.Argument(metavar="MESSAGE", help="Id of a message. Default: all dead ones.")
     ] = None,
     *,
     database_url: DatabaseUrl = None,

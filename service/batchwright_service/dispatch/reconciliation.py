@@ -157,7 +157,7 @@ def _stops(task: Task, jobs: Sequence[SeenJob]) -> list[Stop]:
         elif name.generation < task.generation:
             reason = _unless_ending(seen, task, "its lease was lost")
         elif _names_others(seen, task):
-            reason = "other nodes have its hardware by now than those that it names"
+            reason = "its hardware is now on other nodes than it names"
         elif seen.state is JobState.RUNNING and seen.seconds > START_SECONDS and not task.places.gathers:
             reason = f"it has not claimed its work within {START_SECONDS:g} s"
         elif kept is not None and seen is not kept:

@@ -156,5 +156,5 @@ def _path(name: str, argument: PathArgument, value: JsonValue, roots: DataRoots)
     if not str(resolved).isprintable():
         raise ValueRefusedError("links to a path that is not printable")
     if argument.must_exist and not exists:
-        raise ValueRefusedError("is no file or folder on the host that serves the API")
+        raise ValueRefusedError("is not a file or folder on the host that serves the API")
     return str(resolved)

@@ -116,7 +116,7 @@ class StringArgument(ArgumentDefinition):
             _ = self._matcher
         except SchemaError as error:
             reason = str(error).strip().rpartition("error: ")[2]
-            raise ValueError(f"`pattern` is no regular expression: {reason}") from None
+            raise ValueError(f"`pattern` is not a regular expression: {reason}") from None
         try:
             _compiled(f"(?:{self.pattern}){{{-(-self.max_length // _MATCHED_AT_FULL_SIZE)}}}")
         except SchemaError:
@@ -180,7 +180,7 @@ class EnumArgument(ArgumentDefinition):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.default is not None and self.default not in self.values:
-            raise ValueError(f"`default` is {self.default!r}, which is none of `values`")
+            raise ValueError(f"`default` is {self.default!r}, which is not one of `values`")
         if unprintable := [value for value in self.values if not value.isprintable()]:
             raise ValueError(f"`values` has {unprintable[0]!r}, which is not printable in one line")
         return self
@@ -265,7 +265,9 @@ class CommandDefinition(Document):
         for name, argument in self.arguments.items():
             default = argument.default
             if argument.required and default not in {None, False}:
-                raise ValueError(f"`arguments.{name}` is required, so that its default is never used: leave out one")
+                raise ValueError(
+                    f"`arguments.{name}` is required, so its default is never used: leave one of the two out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -278,8 +280,8 @@ class CommandDefinition(Document):
             sized = sized or (MICRO_BATCH_SIZE in names and not self._may_be_left_out(field))
         if not sized:
             raise ValueError(
-                "no field has `{micro_batch_size}`, apart from those that are left out where an argument has no value: "
-                "write it where the program takes its batch size"
+                "no field has `{micro_batch_size}`(fields that are left out when an argument has no value do "
+                "not count): write it where the program takes its batch size"
             )
         unused = [f"files.{name}" for name in self.files if f"file:{name}" not in used]
         unused += [f"arguments.{name}" for name in self.arguments if ARGUMENT_PREFIX + name not in used]

@@ -89,8 +89,8 @@ def check_words(
         free = [name for name in arguments_in(text) if name in placement.free]
         if free and _STEERS_INTERPRETER.fullmatch(variable):
             raise ValueError(
-                f"`environment.{variable}` changes how programs are found or run, so that no caller may set it: take "
-                f"`{{argument:{free[0]}}}` out"
+                f"`environment.{variable}` changes how programs are found or run, so no caller may set it: "
+                f"take `{{argument:{free[0]}}}` out"
             )
 
 

@@ -195,7 +195,7 @@ class RegisteredCommands:
         try:
             found = self.resolved(spec)
         except RequestError as error:
-            raise SpecError([FieldProblem("model.name", f"is not registered so on this host: {error}")]) from None
+            raise SpecError([FieldProblem("model.name", f"is registered differently on this host: {error}")]) from None
         changed = [
             name
             for name in CommandModel.model_fields
@@ -203,7 +203,7 @@ class RegisteredCommands:
         ]
         if changed or found.parallelism != spec.parallelism:
             changed = changed or ["world_size"]
-            message = f"is registered otherwise than at the submission ({', '.join(changed)}): submit it again"
+            message = f"has another registration than at the submission ({', '.join(changed)}): submit it again"
             raise SpecError([FieldProblem("model.name", message, repr(spec.model.name))])
 
     def _definition(self, name: str) -> CommandDefinition:
@@ -313,7 +313,7 @@ def _refuse_repeated_keys(path: Path) -> None:
             for key, value in node.value:
                 name = str(key.value)
                 if name in seen:
-                    where = f"is there twice (again in line {key.start_mark.line + 1})"
+                    where = f"appears twice (again in line {key.start_mark.line + 1})"
                     problems.append(FieldProblem(".".join((*names, name)), where))
                 seen.add(name)
                 walk(value, (*names, name))

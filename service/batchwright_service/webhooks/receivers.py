@@ -68,8 +68,8 @@ class AllowedReceivers:
         if not any(origin.allows(url) for origin in self._origins):
             allowed = ", ".join(self.hosts) or "none"
             raise _refusal(
-                f"names a host that BATCHWRIGHT_WEBHOOK_HOSTS does not allow for {url.scheme}; allowed: {allowed} "
-                "(for https where no scheme is given)"
+                f"names a host that BATCHWRIGHT_WEBHOOK_HOSTS does not allow for {url.scheme}; allowed: "
+                f"{allowed} (https if no scheme is given)"
             )
         return url
 
@@ -83,7 +83,9 @@ class AllowedReceivers:
 
 
 def _origin(text: str) -> _Origin:
-    explained = f"BATCHWRIGHT_WEBHOOK_HOSTS: {text!r} is no host such as hooks.example.org, *.example.org or host:8443"
+    explained = (
+        f"BATCHWRIGHT_WEBHOOK_HOSTS: {text!r} is not a host such as hooks.example.org, *.example.org or host:8443"
+    )
     with_scheme = text if "://" in text else f"https://{text}"
     try:
         url = httpx.URL(with_scheme.replace("://" + _WILDCARD, "://wildcard.", 1))

@@ -37,7 +37,7 @@ from batchwright.system.host_failures import (
     host_failure_of,
     is_filled_by_run,
 )
-from batchwright.units import format_bytes
+from batchwright.units import counted, format_bytes
 from batchwright_service.application.rules.device_checks import mark_slot, probe_environment
 from batchwright_service.application.rules.equal_tunings import answer_from
 from batchwright_service.application.rules.stored_warm_start import warm_start_of
@@ -153,7 +153,7 @@ class WorkRunner:
         if recorded:
             if tuning.fingerprint != item.fingerprint:
                 raise EnvironmentChangedError(
-                    f"{item.probes} probes ran before the device, its memory or a version changed "
+                    f"{counted(item.probes, 'probe')} ran before the device, its memory or a version changed "
                     f"(fingerprint {item.fingerprint}, now {tuning.fingerprint}): submit it again"
                 )
         elif (answer := self._answer(item, tuning, holder)) is not None:
@@ -255,9 +255,9 @@ class WorkRunner:
         if found.cause is not Cause.DISK_FULL or not is_filled_by_run(before, now, found.needed_bytes):
             _require_healthy(self._context.health, found)
         message = (
-            f"{result.message}. Of {format_bytes(now.total)} on the disk of {directory} the run's own files take "
-            f"{format_bytes(now.own)}: free space, or keep fewer checkpoints (`training.keep_checkpoints`, or an "
-            "option of the command), and resume"
+            f"{result.message}. The run's own files take {format_bytes(now.own)} of the "
+            f"{format_bytes(now.total)} on the disk of {directory}: free space, or keep fewer checkpoints "
+            "(`training.keep_checkpoints`, or an option of the command), and resume"
         )
         return result.model_copy(update={"message": message})
 

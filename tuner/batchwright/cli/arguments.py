@@ -165,7 +165,7 @@ def check_file(path: Path) -> None:
     if path.is_dir():
         raise wrong_argument("--output", "is a folder: name a file in it", path)
     if not path.parent.exists():
-        raise wrong_argument("--output", f"the folder {path.parent} does not exist: make it first", path)
+        raise wrong_argument("--output", f"the folder {path.parent} does not exist: create it first", path)
     _check(lambda: check_writable(path), "--output", path)
 
 

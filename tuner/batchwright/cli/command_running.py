@@ -43,7 +43,7 @@ def train_command(found: Recommendation, updates: int, directory: Path, *, as_do
             result = shown.follow()
         except KeyboardInterrupt:
             number = signal.SIGINT if signals.exit_code is ExitCode.INTERRUPTED else signal.SIGTERM
-            shown.print(f"{number.name} is passed on: the command has {_STOP_SECONDS:.0f} s to end")
+            shown.print(f"{number.name} was passed on to the command, which has {_STOP_SECONDS:.0f} s to end")
             job.request_stop(number)
             result = shown.follow(time.monotonic() + _STOP_SECONDS)
     text = describe_command_result(result, directory)

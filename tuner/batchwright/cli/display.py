@@ -186,7 +186,7 @@ def facts_of(found: Recommendation) -> list[tuple[str, RenderableType]]:
     facts.append(("proof", found.evidence.proof.statement))
     if found.evidence.data is not None:
         facts.append(("data read", found.evidence.data.in_words))
-    if found.evidence.plan_proof:
+    if found.evidence.plan_proof and found.evidence.plan_proof != found.infeasible_reason:
         facts.append(("plan proof", found.evidence.plan_proof))
     if found.choice and (
         objective_of(found.request).is_of_plans or found.largest_micro_batch_size != found.evidence.proof.fits

@@ -78,7 +78,7 @@ def _describe_largest(gpu: GpuEstimate) -> str:
         largest = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
         return f"{largest} ran on the virtual card, in {counted(gpu.probes, 'probe')}"
     if not gpu.may_fit:
-        return "no micro-batch is expected to fit, not even of 1"
+        return "no micro-batch is expected to fit, not even 1 sample"
     expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
     surely = f"{gpu.surely_fits:,} fits surely" if gpu.surely_fits else "none surely"
     return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"

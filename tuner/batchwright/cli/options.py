@@ -58,8 +58,8 @@ WarmStartFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A recommendation of `tune` for the same request, as JSON, made under other versions or another limit: "
-        "one probe confirms it where possible; otherwise its measurements warm-start the search.",
+        help="A recommendation of `tune` for the same request (JSON), made with other versions or another limit. "
+        "One probe confirms it if possible; otherwise its measurements warm-start the search.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on standard output.")]
@@ -91,7 +91,7 @@ Allocator = Annotated[
 ]
 Loop = Annotated[
     estimates.Loop,
-    typer.Option(help="Training loop that will run the plan, and whose memory is estimated."),
+    typer.Option(help="Training loop that will run the plan. Its memory is estimated."),
 ]
 Engine = Annotated[
     estimates.Engine,
@@ -134,15 +134,15 @@ class StopOptions:
         typer.Option(
             parser=duration,
             metavar="TIME",
-            help="Time limit of the whole tuning, such as `45s`, `90m` or `12h`. It ends then with the plan that is "
-            "proven, if any, as after Ctrl-C.",
+            help="Time limit of the whole tuning, such as `45s`, `90m` or `12h`. It then ends with the plan "
+            "proven so far, if any, as after Ctrl-C.",
         ),
     ] = None
     resume: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Go on with a tuning of the same request that was stopped, from this file that it left.",
+            help="Resume a stopped tuning of the same request from the file that it left.",
         ),
     ] = None
 
@@ -161,7 +161,7 @@ class TuningOptions(NameOptions):
     ] = "largest"
     world_size: WorldSize = None
     device: Annotated[
-        str | None, typer.Option(help="`cuda:0` or `cpu`. Default: the first GPU, or the CPU where there is none.")
+        str | None, typer.Option(help="`cuda:0` or `cpu`. Default: the first GPU, or the CPU if there is none.")
     ] = None
     gpu: Annotated[
         str | None,
@@ -184,8 +184,8 @@ class TuningOptions(NameOptions):
         typer.Option(
             parser=_size,
             metavar="SIZE",
-            help="Memory the run may take, for example `24GiB`, also to simulate a smaller card. Default: the whole "
-            "card, or on the CPU half of the host's memory.",
+            help="Memory the run may take, for example `24GiB`, also to simulate a smaller card. Default: the "
+            "whole card; on the CPU, half of the host's memory.",
         ),
     ] = None
     memory_margin: MemoryMargin = 0.03
@@ -204,8 +204,8 @@ class TuningOptions(NameOptions):
         bool,
         typer.Option(
             "--quick",
-            help="Run one plan that an estimate is sure of, and recommend it: larger sizes are not tried. `tune "
-            "--warm-start-from` completes it later.",
+            help="Run one plan that fits even at the upper end of its estimate, and recommend it. Larger sizes "
+            "are not tried. `tune --warm-start-from` completes it later.",
         ),
     ] = False
     probe_timeout: Annotated[float, typer.Option(min=1.0, help="Time limit of one probe, in seconds.")] = 300.0
@@ -214,8 +214,8 @@ class TuningOptions(NameOptions):
         bool | None,
         typer.Option(
             "--uniform-only/--no-uniform-only",
-            help="Of a command, search only sizes that divide a rank's samples, as its plan repeats one size (the "
-            "default), or any size.",
+            help="For a command: search only sizes that divide a rank's samples, because its plan repeats one "
+            "size (the default), or any size.",
         ),
     ] = None
 
@@ -261,8 +261,8 @@ class TrainingOptions:
         typer.Option(
             min=0,
             metavar="N",
-            help="Updates between two that are measured for the gradient noise scale, which suggests an effective "
-            "batch; 0 for none. Default: each of a short run, every tenth of a long one.",
+            help="Measure the gradient noise scale, which suggests an effective batch, once every so many "
+            "updates; 0: never. Default: every update of a short run, every tenth of a long one.",
         ),
     ] = None
 

@@ -32,7 +32,7 @@ class CommandOptions:
         typer.Option(
             "--env",
             metavar="NAME=VALUE",
-            help="Environment variable of the command after `--`, which may have placeholders. May be repeated.",
+            help="Environment variable of the command after `--`; may have placeholders. May be repeated.",
         ),
     ] = None
     template: Annotated[
@@ -56,8 +56,8 @@ class CommandOptions:
         typer.Option(
             "--probe-argument",
             metavar="ARGUMENT",
-            help="Argument that probes add to the command and jobs do not, such as its flag for the longest samples. "
-            "May be repeated.",
+            help="Argument added to the command in probes only, such as its flag for the longest samples. May be "
+            "repeated.",
         ),
     ] = None
     probe_env: Annotated[
@@ -65,39 +65,36 @@ class CommandOptions:
         typer.Option(
             "--probe-env",
             metavar="NAME=VALUE",
-            help="Environment variable that probes add to the command and jobs do not, such as `WANDB_MODE=disabled`. "
-            "May be repeated.",
+            help="Environment variable added in probes only, such as `WANDB_MODE=disabled`. May be repeated.",
         ),
     ] = None
     allow_overwriting: Annotated[
         bool,
         typer.Option(
             "--allow-overwriting",
-            help="Go on where a probe of the command has replaced or removed files that existed before.",
+            help="Continue if a probe of the command replaced or removed existing files.",
         ),
     ] = False
     samples_dimension: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Dimension of what the model is called with that counts samples: 1 where time is first."
-        ),
+        typer.Option(min=0, help="Dimension of the model's input that counts samples: 1 if time comes first."),
     ] = None
     samples_per_unit: Annotated[
         int | None,
-        typer.Option(min=1, help="What is counted for each sample of the plan, such as 7 views of an image."),
+        typer.Option(min=1, help="Number of counted items per sample of the plan, such as 7 views of an image."),
     ] = None
     count_samples: Annotated[
         bool,
         typer.Option(
             "--count-samples/--no-count-samples",
-            help="Compare the samples of an update with the plan, or its backward passes alone.",
+            help="Compare the samples of an update with the plan, or only its backward passes.",
         ),
     ] = True
     longest_first: Annotated[
         bool,
         typer.Option(
             "--longest-first/--no-longest-first",
-            help="Have batches of probes hold the longest items of a data set, where it is safe (the default).",
+            help="Fill probe batches with the longest items of a data set, if that is safe (the default).",
         ),
     ] = True
     loading_timeout: Annotated[

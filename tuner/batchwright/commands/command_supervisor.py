@@ -155,7 +155,7 @@ class CommandSupervisor:
                 with translate_full_disk(Path(tempfile.gettempdir())):
                     self._server = CommandForkServer()
             else:
-                self._why_fresh = "the command is no Python program in a file, or isolates Python (-I, -E, -S)"
+                self._why_fresh = "the command is not a Python program in a file, or isolates Python (-I, -E, -S)"
         return self._server
 
     def _end_server(self, why: str = "") -> None:

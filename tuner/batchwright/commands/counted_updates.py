@@ -98,28 +98,29 @@ def _unseen(done: dict[str, Any], model: CommandModel) -> dict[str, str]:
     if idle:
         named = " and ".join(f"{name.rpartition('.')[2]} ({count:,} parameters)" for name, count in idle)
         found["optimizer-did-not-step"] = (
-            f"An optimizer made no step: {named}. Its gradients and its state take memory later. Watch more updates "
-            f"(`--probe-updates {4 * model.probe_updates}`)."
+            f"An optimizer made no step in the probes: {named}. Its gradients and state will take memory "
+            f"later. Watch more updates (`--probe-updates {4 * model.probe_updates}`)."
         )
     if trained > _LEAST_SHARE * done.get("held_parameters", 0):
         found["parameters-without-gradient"] = (
-            f"{trained:,} parameters of the optimizers had no gradient. If they get one later, as layers that are "
-            "unfrozen do, it takes memory then, and so does their optimizer state. Watch more updates "
+            f"{trained:,} parameters of the optimizers had no gradient. If they get one later (unfrozen "
+            "layers), the gradient and the optimizer state take more memory. Watch more updates "
             "(`--probe-updates`)."
         )
     if any(looked < count for looked, count, _, _ in done.get("longest_first", ())):
         found["longer-items"] = (
-            f"Batches of probes had {'; '.join(_drawn(done))}. Another item may be longer, and take more memory."
+            f"Probe batches had {'; '.join(_drawn(done))}. Another item may be longer and take more memory."
         )
     if done.get("calls_vary"):
         found["calls-vary"] = (
-            "Models were called more often for one backward pass than for another, as by an adaptive solver: a later "
-            "update may call them more often, and take more memory. Watch more updates (`--probe-updates`)."
+            "The number of model calls per backward pass varied, as with an adaptive solver: a later update "
+            "may make more calls and take more memory. Watch more updates (`--probe-updates`)."
         )
     if place := done.get("later_evaluation"):
         found["evaluation-not-seen"] = (
-            f"No evaluation ran in the updates, and the program may have one ({place}), which may take more memory "
-            "than training. Have probes evaluate first, by an argument of the program (`--probe-argument=...`)."
+            f"The program may evaluate ({place}), but no evaluation ran in the probes: it may take more "
+            "memory than training. Have probes evaluate first, with an argument of the program "
+            "(`--probe-argument=...`)."
         )
     return found
 
@@ -146,15 +147,15 @@ def _judge(
     planned = figures.accumulation_steps * size * world_size
     if False in verdicts:
         of_plan = f"{steps} of {size} samples{where}: {planned}" if steps else f"micro-batches of {size}"
-        return False, f"{counted}; planned were {of_plan}"
+        return False, f"{counted}; planned: {of_plan}"
     if steps is None:
         return None, f"{counted}; the command takes no accumulation, so only its micro-batch size was set"
     if model.says_what_a_sample_is:
         unit = [] if model.samples_per_unit is None else [f"{model.samples_per_unit} of a count are a sample"]
         unit += [] if model.samples_dimension is None else [f"dimension {model.samples_dimension} counts them"]
-        return None, f"{counted}; the samples planned, {planned}, if {' and '.join(unit)}, as was said"
+        return None, f"{counted}; these are the planned samples, {planned}, given that {' and '.join(unit)}"
     if None in verdicts:
-        return None, f"{counted}; not verified as the {planned} samples planned"
+        return None, f"{counted}; not verified to be the {planned} planned samples"
     return True, f"{counted}, as planned"
 
 

@@ -120,7 +120,7 @@ class CommandForkServer:
         except EOFError:
             raise NotForkedError("the fork server has ended") from None
         if self._arguments is None and time.monotonic() - self._started_at > _HELLO_SECONDS:
-            raise NotForkedError("the command is no Python that can be reached")
+            raise NotForkedError("the Python of the command cannot be reached")
 
     def close(self) -> None:
         """End the server and all that it has forked, and remove the folder. Idempotent."""

@@ -16,8 +16,9 @@ from batchwright.units import counted, format_bytes, format_use
 
 _OUT_OF_MEMORY = "out-of-memory"
 _REMEDY = (
-    "The probes saw no such update: samples may be longer than theirs. Tune with more --probe-updates, with the "
-    "program's flag for its longest samples as --probe-argument, or with a larger --memory-margin"
+    "The probes saw no such update: the samples may be longer than the probes' samples. Tune with more "
+    "--probe-updates, with the program's flag for its longest samples as --probe-argument, or with a larger "
+    "--memory-margin"
 )
 
 
@@ -141,17 +142,18 @@ def _notes(ended: EndedJob, outcome: RunOutcome) -> list[str]:
         notes.append(f"the peak of {format_bytes(peak)} is above the limit of {format_bytes(limit)}")
     if outcome is RunOutcome.SUCCEEDED and ended.reports.ooms:
         notes.append(
-            f"{_describe(ended.reports.ooms[0])}. The program caught the error: what it did since need not be the plan"
+            f"{_describe(ended.reports.ooms[0])}. The program caught the error, and may not have followed the "
+            "plan since"
         )
     command = ended.recommendation.request.command
     if progress.unlike_plan and command is not None and command.model.takes_accumulation:
         notes.append(
-            f"{progress.unlike_plan} of {progress.update} updates had other micro-batches than the plan, as the last "
-            "update of an epoch may have"
+            f"{progress.unlike_plan} of {progress.update} updates had micro-batches unlike the plan's; the "
+            "last update of an epoch may differ"
         )
     if progress.update and progress.world_size != ended.figures.world_size:
-        notes.append(f"{progress.world_size} ranks were counted, and the plan has {ended.figures.world_size}")
+        notes.append(f"{counted(progress.world_size, 'rank')} trained, but the plan has {ended.figures.world_size}")
     if outcome is RunOutcome.SUCCEEDED and not progress.update:
         what = "no update of it was counted" if ended.reports.has_torch else "no process of it imported torch"
-        notes.append(f"{what}, so that neither its updates nor its peak are known")
+        notes.append(f"{what}, so its updates and its peak are unknown")
     return notes

@@ -161,9 +161,10 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
             return _finished(ended, counted)
         case EndReason.NEVER_STEPS:
             message = (
-                f"{reports.waiting_passes} backward passes were counted without a step of a torch.optim.Optimizer, "
-                f"where an update was to have {ended.figures.accumulation_steps}: the command ignores its accumulation,"
-                " or steps by an optimizer that is no torch.optim.Optimizer, which cannot be counted"
+                f"{reports.waiting_passes} backward passes were counted without a step of a "
+                f"torch.optim.Optimizer, but an update has {ended.figures.accumulation_steps}: the command "
+                "ignores its accumulation, or its optimizer is not a torch.optim.Optimizer, whose steps "
+                "alone are counted"
             )
             return Outcome.ERROR, "never-steps", message, None
         case EndReason.NO_BACKWARD:
@@ -291,7 +292,7 @@ def _ended_early(ended: EndedCommand) -> tuple[str, str]:  # noqa: PLR0911 - one
     if any(process.idle_steps for process in reports.processes):
         return "no-backward", "ended by itself after optimizer steps without a backward pass: no training was seen"
     if reports.with_torch:
-        return "ended-early", "ended by itself without a backward pass: it imported torch, and trained nothing"
+        return "ended-early", "ended by itself without a backward pass: it imported torch, but trained nothing"
     if ended.unreached:
         return _not_reached(ended, "exit status 0")
     if reports.processes:

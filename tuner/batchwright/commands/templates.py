@@ -101,7 +101,7 @@ def check_command(model: CommandModel) -> None:
         problem = FieldProblem("model.working_directory", "is no folder", str(folder.absolute()))
         raise SpecError([problem])
     if not find_program(model, os.environ):
-        message = "is no program that can be started: it is not on PATH, or not executable"
+        message = "cannot be started: the program is not on PATH, or not executable"
         raise SpecError([FieldProblem("model.argv.0", message, model.argv[0])])
 
 

@@ -136,10 +136,13 @@ def _resume(tuning: TuningSession, stopped: UnfinishedTuning) -> None:
             )
         )
         problems = [
-            FieldProblem(name, f"is {then} in the stopped tuning, so its probes do not count: tune anew", here)
+            FieldProblem(name, f"is {then} in the stopped tuning, so its probes do not count: start a new tuning", here)
             for name, (then, here) in differences(before, today).items()
         ]
-        other = FieldProblem("", "was made under other variables, by another release, or changed by hand: tune anew")
+        other = FieldProblem(
+            "",
+            "was made with other environment variables or by another release, or changed by hand: start a new tuning",
+        )
         raise SpecError(problems or [other], "tuning to resume")
     if stopped.expected is not None and tuning.expected is None:
         tuning.start_from_estimate(stopped.expected)

@@ -52,12 +52,12 @@ _ESTIMATE_WAIT_SECONDS = 180.0
 """Longer than a tuning on a card waits for the trace that leads its search: a probe on a virtual card is no faster."""
 _ALLOCATOR_SETTINGS = {"default": "", "expandable-segments": "expandable_segments:True"}
 _NOTE = (
-    "Seen on a virtual card, not measured: torch and its allocator ran, no kernel did, and cuDNN's workspaces are zero "
-    "there. A tuning on the card proves what fits."
+    "Run on a virtual card, not measured: torch and its allocator ran, but no kernel did, and cuDNN's "
+    "workspaces count as zero. A tuning on the card proves what fits."
 )
 _NOT_READ = DataReading(read=0, seconds=0.0, reason="an estimate reads no data")
 _NOT_COMPARED = CouplingCheck(
-    verdict="not-compared", message="A virtual card computes no loss, so its coupling was not checked."
+    verdict="not-compared", message="A virtual card computes no loss, so the loss was not checked for coupled samples."
 )
 
 
@@ -79,7 +79,7 @@ def estimate_on_virtual_cards(request: EstimateRequest, report: Report = lambda 
     """
     began = time.monotonic()
     if request.loop != "batchwright":
-        message = "is traced alone, and the engine `virtual` runs Batchwright's loop: leave one of the two out"
+        message = "can only be traced, but the engine `virtual` runs Batchwright's loop: leave one of the two out"
         raise SpecError([FieldProblem("loop", message, request.loop)])
     gpus = [find_gpu(name) for name in request.gpus]
     _require_figures(gpus)
@@ -119,8 +119,8 @@ def _require_figures(gpus: Sequence[Gpu]) -> None:
     unknown = [gpu.name for gpu in gpus if gpu.name not in KNOWN_MODELS]
     if unknown:
         raise VirtualGpuError(
-            f"there are no virtual cards of {', '.join(unknown)}, only of {', '.join(KNOWN_MODELS)}: name these, or "
-            "leave the engine out, since the default, `trace`, knows every card"
+            f"there are no virtual cards of {', '.join(unknown)}, only of {', '.join(KNOWN_MODELS)}: name one "
+            "of these, or leave the engine out: the default, `trace`, knows every card"
         )
 
 
@@ -146,7 +146,7 @@ def _estimate(request: EstimateRequest, gpu: Gpu, report: Report) -> tuple[GpuEs
     card = VirtualGpu.of(gpu.name).model_copy(update={"context_bytes": outside})
     settings = _ALLOCATOR_SETTINGS[request.allocator]
     with virtual_supervisor(card, settings) as runner:
-        report(f"tracing updates for the {gpu.name}, which tells where to begin")
+        report(f"tracing updates for the {gpu.name}, to find where to begin")
         tuning = _search(request, card, runner, report)
         largest, statement = _largest_size(request, tuning)
         size = request.micro_batch_size or max(1, largest)

@@ -145,7 +145,7 @@ def _notes_on(request: EstimateRequest) -> Iterator[str]:
     """Yield what holds for all GPUs."""
     yield "Estimated, not measured: a tuning on the card proves what fits."
     if request.loop != "batchwright":
-        yield f"The updates are those of the training loop `{request.loop}`; a tuning measures Batchwright's."
+        yield f"The estimate is for the training loop `{request.loop}`; a tuning measures Batchwright's own loop."
     adapter = request.spec.adapter
     if adapter is not None and adapter.quantization is not None and request.spec.precision == "bf16":
         yield (
@@ -370,8 +370,8 @@ def plan_to_list(request: EstimateRequest, largest: int) -> tuple[Plan | None, t
     if length <= _MAX_LISTED:
         return balanced_plan(batch, ranks, largest), ()
     note = (
-        f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {length:,} micro-batches are "
-        f"not listed, being more than {_MAX_LISTED:,}."
+        f"The plan has {steps:,} accumulation steps of at most {largest:,} samples; its {length:,} "
+        f"micro-batches are not listed: they are more than {_MAX_LISTED:,}."
     )
     return None, (note,)
 

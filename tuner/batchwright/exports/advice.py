@@ -7,11 +7,12 @@ from collections.abc import Collection
 from batchwright.exports.base import ExportContext, Warnings
 from batchwright.exports.spec_advice import Part, left_out
 from batchwright.schemas.recommendation import Advice
+from batchwright.units import counted
 
 OWN_OPTIMIZER = Advice(
     code="own-optimizer",
-    message="The probes ran with an optimizer of your own. Exports name that of the spec, which may take more memory: "
-    "replace it by yours.",
+    message="The probes ran with your own optimizer. Exports name the spec's optimizer, which may take more memory: "
+    "replace it with yours.",
 )
 """Warning of a recommendation, which its exports repeat."""
 
@@ -31,8 +32,8 @@ def how_to_verify(context: ExportContext) -> str:
     plan, recommended = context.plan, context.recommendation.plan
     if len({size for rank in plan.micro_batch_sizes for size in rank}) > 1:
         return (
-            "The micro-batches are not all of one size: `batchwright verify` compares one repeated size, which exports "
-            "to frameworks such as hugging-face have."
+            "The micro-batches differ in size, and `batchwright verify` checks plans that repeat one size, "
+            "such as those of exports to frameworks (hugging-face)."
         )
     is_recommended = recommended is not None and plan.micro_batch_sizes == recommended.micro_batch_sizes
     named = "" if is_recommended else f" --format {context.format}"
@@ -43,14 +44,14 @@ def measured_elsewhere(context: ExportContext, title: str, written: Collection[P
     """Warn that the probes ran Batchwright's own loop, and of the parts of the spec that are not ``written``."""
     found: Warnings = {}
     found["memory-measured-elsewhere"] = (
-        f"A micro-batch of {context.plan.micro_batch_size} was proven with the model of the spec in Batchwright's own "
-        f"loop. {title} builds model, optimizer and sharding by itself, which takes other memory: watch the peak of "
-        "its first updates."
+        f"A micro-batch of {context.plan.micro_batch_size} was proven with the model of the spec in "
+        f"Batchwright's own loop. {title} builds the model, optimizer and sharding itself, so its memory may "
+        "differ: watch the peak of the first updates."
     )
     if context.spec.compile:
         found["compile-not-written"] = (
-            f"Compiling is not written: turn it on in the configuration of {title}. It changes memory, and was "
-            "measured."
+            "This export does not turn compiling on. The probes ran compiled, which changes memory: turn it "
+            f"on in the configuration of {title}."
         )
     return found | left_out(context, *(part for part in _OF_TRAINERS if part not in written))
 
@@ -60,8 +61,8 @@ def data_parallel_ranks(context: ExportContext, sizes: str) -> Warnings:
     found: Warnings = {}
     ranks = context.plan.world_size
     found["data-parallel-ranks"] = (
-        f"The figures are for {ranks} data-parallel rank(s), which are what is left of the processes: with model "
-        f"parallelism start {ranks} x {sizes} of them."
+        f"The plan is for {counted(ranks, 'data-parallel rank')}: with model parallelism, start {ranks} x "
+        f"{sizes} processes."
     )
     return found
 
@@ -83,9 +84,9 @@ def packing(context: ExportContext, switch: str, *, is_written: bool = False) ->
         )
     elif batch.packing != "bfd" or not is_written:
         found["packing-not-written"] = (
-            f"The spec packs records into sequences (`{batch.packing}`), which is not written: turn {switch} on, with "
-            f"{batch.sequence_length} tokens per sequence, and see to it that records of a sequence do not attend to "
-            "each other. The effective batch counts sequences."
+            f"The spec packs records into sequences (`{batch.packing}`), which this export does not set: turn "
+            f"{switch} on, with {batch.sequence_length} tokens per sequence, and make sure that records in a "
+            "sequence do not attend to each other. The effective batch counts sequences."
         )
     return found
 
@@ -94,8 +95,8 @@ def without_dropout(title: str) -> Warnings:
     """Warn that the target's trainer of preference pairs, a subclass of TRL's, sets dropout to zero."""
     found: Warnings = {}
     found["dropout-off"] = (
-        f"For preference pairs {title} sets the dropout of the model to zero, as TRL does. That of the spec was "
-        "measured: set it to zero in `model.config` to train alike."
+        f"For preference pairs {title} sets the model's dropout to zero, like TRL. The probes used the spec's "
+        "dropout: set it to zero in `model.config` to match."
     )
     return found
 
@@ -104,7 +105,8 @@ def precision_differs(context: ExportContext, is_here: str) -> Warnings:
     """Warn that the target has no setting for the precision of the spec."""
     found: Warnings = {}
     found["precision-not-written"] = (
-        f"The spec's precision `{context.spec.precision}` is not written: {is_here} Memory and gradients differ from "
-        "what was probed; set the precision yourself, and watch the peak of the first updates."
+        f"This export does not set the spec's precision `{context.spec.precision}`: {is_here} Set it yourself "
+        "and watch the peak of the first updates: with another precision, memory and gradients differ from "
+        "the probes."
     )
     return found

@@ -94,9 +94,9 @@ def export(
         found: Warnings = {}
         if framework.arguments_leave:
             found["figures-alone"] = (
-                f"Of {framework.title} only the batch sizes are passed on. {framework.arguments_leave} affect memory "
-                f"too: copy them from an export to {framework.name} into the configuration file of your own that its "
-                "program reads, and name that file in the command."
+                f"Only the batch sizes are passed to {framework.title}. {framework.arguments_leave} also "
+                f"affect memory: copy them from an export to {framework.name} into your own configuration "
+                "file, and name that file in the command."
             )
         inherited = found | framework.write(inner).warnings
         inherited.pop(_STARTED_BY_LAUNCHERS, None)
@@ -175,7 +175,7 @@ def _framework(target: Target, options: ExportOptions) -> Target | None:
         return None
     framework = find_target(options.arguments_of)
     if target.kind != "launcher":
-        raise ExportError("wrong-option", f"`arguments_of` is for launchers, and {target.name} is none")
+        raise ExportError("wrong-option", f"`arguments_of` is for launchers, and {target.name} is not a launcher")
     if framework.arguments is None:
         able = ", ".join(known.name for known in TARGETS.values() if known.arguments is not None)
         raise ExportError(
@@ -213,8 +213,8 @@ def _one_size(plan: Plan, largest: int, options: ExportOptions) -> TargetPlan:
         near = ", ".join(str(batch.effective_batch_size) for batch in uniform.nearest)
         raise ExportError(
             "inexact",
-            f"{uniform.change} Say `allow_inexact` to export it all the same, tune for a batch that it reaches "
-            f"({near}), or export to a target that takes uneven micro-batches (`pytorch`).",
+            f"{uniform.change} Set `allow_inexact` to export it anyway, tune for a reachable batch ({near}), "
+            "or export to a target that takes uneven micro-batches (`pytorch`).",
         )
     changed = not uniform.exact or uniform.gradient_accumulation_steps > plan.gradient_accumulation_steps
     sizes = ((uniform.micro_batch_size,) * uniform.gradient_accumulation_steps,) * uniform.world_size

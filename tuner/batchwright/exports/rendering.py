@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from batchwright.errors import ExportError
 from batchwright.exports.advice import how_to_verify
 from batchwright.exports.base import ExportContext, ExportedFile
+from batchwright.units import counted
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -66,7 +67,9 @@ def origin(context: ExportContext) -> str:
     smallest = min(min(rank) for rank in plan.micro_batch_sizes)
     size = plan.micro_batch_size
     sizes = f"{size}" if smallest == size else f"{smallest} to {size}"
-    layout = f"{plan.world_size} rank(s) x {plan.gradient_accumulation_steps} micro-batch(es) of {sizes} samples"
+    layout = (
+        f"{counted(plan.world_size, 'rank')} x {counted(plan.gradient_accumulation_steps, 'step')} of {sizes} samples"
+    )
     lines = [
         f"Made by Batchwright from recommendation {recommendation.id}.",
         f"Effective batch {plan.effective_batch_size}: {layout}.",

@@ -16,6 +16,7 @@ from batchwright.schemas.workload import (
     TransformersModel,
     WorkloadSpec,
 )
+from batchwright.units import counted
 
 LARGEST_NODE = 8
 """Devices of a node, unless the options say otherwise."""
@@ -133,28 +134,29 @@ def _of_samples(spec: WorkloadSpec) -> dict[Part, str]:
     worst += [f"an audio_length of {batch.audio_length}"] if batch.audio_length else []
     if worst:
         found["longest-sample"] = (
-            f"What fits was measured with samples of {' and '.join(worst)}: truncate or resize longer ones, or they "
-            "take more memory than was measured."
+            f"The probes used samples of {' and '.join(worst)}: truncate or resize longer ones, which would "
+            "take more memory."
         )
     if batch.packing is not None:
         found["packing-in-code"] = (
-            "Packing is not part of this export, and a sample of these figures is a full sequence of records: pack "
-            f"them in your own code into {batch.sequence_length} tokens, with `position_ids` that restart at each "
-            "record and its first label ignored. With TRL it is `SFTConfig(packing=True, "
-            f'packing_strategy="{batch.packing}", max_length={batch.sequence_length})`; its `wrapped` lets records '
-            "see each other."
+            "Packing is not part of this export, and a sample of this plan is a full sequence of records. "
+            f"Pack them into {batch.sequence_length} tokens in your own code: restart `position_ids` at each "
+            "record, and ignore its first label. With TRL it is `SFTConfig(packing=True, "
+            f'packing_strategy="{batch.packing}", max_length={batch.sequence_length})`; with its `wrapped`, '
+            "records attend to each other."
         )
     if preference is not None:
         smoothing = (
-            f" Its `{preference.loss}` smooths no labels: the label_smoothing of {preference.label_smoothing!r} is your"
-            " program's."
+            f" Its loss `{preference.loss}` does not smooth labels: apply the label_smoothing of "
+            f"{preference.label_smoothing!r} in your program."
         )
         found["preference-in-code"] = (
-            "The loss of preference pairs is not part of this export, and a sample of these figures is a pair, of two "
+            "The preference loss is not part of this export, and a sample of this plan is a pair of "
             "sequences. With TRL it is `DPOTrainer` and these fields of its `DPOConfig`: "
-            f'`beta={preference.beta!r}, loss_type=["{preference.loss}"], max_length={batch.sequence_length}, '
-            f"disable_dropout=False`. Its reference is the model that it starts from too: of an adapter the frozen "
-            f"base, else a copy, which was measured.{smoothing if preference.label_smoothing else ''}"
+            f'`beta={preference.beta!r}, loss_type=["{preference.loss}"], '
+            f"max_length={batch.sequence_length}, disable_dropout=False`. Its reference is also the starting "
+            "model: with an adapter the frozen base, otherwise a copy, which was "
+            f"measured.{smoothing if preference.label_smoothing else ''}"
         )
     if spec.evaluation is not None:
         found["evaluation"] = (
@@ -167,11 +169,11 @@ def _of_samples(spec: WorkloadSpec) -> dict[Part, str]:
 def _of_optimizer(spec: WorkloadSpec) -> dict[Part, str]:
     found: dict[Part, str] = {}
     optimizer, schedule = spec.optimizer, spec.schedule
-    found["optimizer-in-code"] = f"The optimizer is your program's: `{torch_call(optimizer)}` is what was measured."
+    found["optimizer-in-code"] = f"Your program builds the optimizer: the probes used `{torch_call(optimizer)}`."
     if isinstance(spec.model, PythonModel):
         found["optimizer-of-the-workload"] = (
-            f"Where {spec.model.target} has a `build_optimizer` or a `build_lr_scheduler`, they were measured and are "
-            "not part of this export: call them in place of the optimizer and the schedule of the spec."
+            f"If {spec.model.target} has a `build_optimizer` or a `build_lr_scheduler`, the probes used them, "
+            "but this export does not: call them instead of the spec's optimizer and schedule."
         )
     if optimizer.trainer_name is not None:
         found["optimizer-not-written"] = (
@@ -186,12 +188,13 @@ def _of_optimizer(spec: WorkloadSpec) -> dict[Part, str]:
         )
     if (rate := optimizer.learning_rate) == OptimizerSpec().learning_rate:
         found["default-learning-rate"] = (
-            f"The learning rate of {rate} is the default of a spec, in place of this framework's: is it yours?"
+            f"The learning rate of {rate} is the spec's default, not this framework's: check that you want it."
         )
     if schedule != ScheduleSpec():
         found["schedule-in-code"] = (
-            f"The learning-rate schedule is not written: `{schedule.name}` after {schedule.warmup_updates} updates of "
-            "warm-up, one step of it per update, whatever the accumulation."
+            f"This export does not set the learning-rate schedule: `{schedule.name}` after "
+            f"{counted(schedule.warmup_updates, 'update')} of warm-up. Step it once per update, not per "
+            "micro-batch."
         )
     return found
 
@@ -205,28 +208,29 @@ def _of_model(spec: WorkloadSpec) -> dict[Part, str]:
         )
     if spec.label_smoothing:
         found["label-smoothing"] = (
-            "The loss is your program's, which has to smooth labels: `cross_entropy(..., "
-            f"label_smoothing={spec.label_smoothing!r})` was measured."
+            "Your program computes the loss, and must smooth labels: the probes used `cross_entropy(..., "
+            f"label_smoothing={spec.label_smoothing!r})`."
         )
     if spec.activation_checkpointing:
         found["activation-checkpointing-in-code"] = (
-            "Activation checkpointing is your program's: call `model.gradient_checkpointing_enable()` (transformers), "
-            "or use `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the model. Without it the "
-            "micro-batch does not fit."
+            "Turn on activation checkpointing in your program: call `model.gradient_checkpointing_enable()` "
+            "(transformers), or use `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the "
+            "model. Without it the micro-batch does not fit."
         )
     if spec.compile:
         found["compile-in-code"] = (
-            "Compiling is your program's: `model = torch.compile(model)`. It changes memory, and was measured."
+            "The probes ran with `model = torch.compile(model)`, which changes memory: compile the model in "
+            "your program too."
         )
     if spec.parallelism.strategy == "fsdp":
         found["sharding-left-out"] = (
-            "Sharding (FSDP) is not part of this export. A whole copy of the model on each device was measured, so it "
-            "fits without; sharded, it takes less."
+            "Sharding (FSDP) is not part of this export. The probes measured a whole copy of the model on "
+            "each device, so it fits without sharding; sharded, it takes less."
         )
     if spec.precision == "bf16":
         found["model-dtype"] = (
-            "Parameters and gradients in bf16 were measured: load or convert the model so (`dtype=torch.bfloat16`, "
-            "`model.to(torch.bfloat16)`)."
+            "The probes had parameters and gradients in bf16: load or convert the model to match "
+            "(`dtype=torch.bfloat16`, `model.to(torch.bfloat16)`)."
         )
     return found
 
@@ -263,10 +267,10 @@ def products_in_8_bits(context: ExportContext, framework: str) -> Warnings:
     adapter = context.spec.adapter
     if adapter is not None and adapter.quantization is not None and not adapter.is_in_4_bits:
         found["products-in-8-bits"] = (
-            f"{framework} multiplies with a base in 8 bits by LLM.int8(), which on a card also quantises the inputs, "
-            "except for the columns in which the micro-batch has outliers, and keeps them for the backward pass. "
-            "Products with the same codes and unquantised inputs were measured: there a sample may have another loss "
-            "beside other samples, and the micro-batch may not fit."
+            f"{framework} multiplies an 8-bit base with LLM.int8(). On a card this also quantises the inputs, "
+            "except the outlier columns of the micro-batch, and keeps them for the backward pass. The probes "
+            "used the same codes with unquantised inputs. So a sample's loss may depend on the other "
+            "samples, and the micro-batch may not fit."
         )
     return found
 
@@ -280,7 +284,7 @@ def dropped_samples(context: ExportContext, loader: str) -> str:
     """Explain why the last, short micro-batch of an epoch is dropped, and how to lose no sample."""
     batch = context.plan.effective_batch_size
     return (
-        f"{loader} drops the last micro-batch of an epoch when it is short: kept, it would count as much as a full "
-        "one, or be filled up with samples that were seen already. An epoch that is a multiple of "
-        f"{batch} samples loses none."
+        f"{loader} drops a short last micro-batch of an epoch, which would otherwise count as much as a full "
+        f"one, or be filled up with samples already seen. An epoch with a multiple of {batch} samples loses "
+        "none."
     )

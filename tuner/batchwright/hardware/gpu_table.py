@@ -125,5 +125,5 @@ def unknown_gpu(name: str, total_bytes: int) -> Gpu:
             "context": context.source,
             "workspace": _WORKSPACE_SOURCE,
         },
-        notes=("Of this card only the memory is known: kernels are taken to be those of compute capability 8.0.",),
+        notes=("Only the memory of this card is known: kernels of compute capability 8.0 are assumed.",),
     )

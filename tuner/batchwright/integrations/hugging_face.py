@@ -155,7 +155,7 @@ class BatchPlanCallback(TrainerCallback):  # type: ignore[misc] # transformers i
         length = len(data) if isinstance(data, Sized) else None
         if args.dataloader_drop_last or (length is not None and length % each == 0):
             return
-        held = "data without a length" if length is None else f"{length} samples, no multiple of {each},"
+        held = "data without a length" if length is None else f"{length} samples, which is not a multiple of {each},"
         message = f"must be True: {held} may end an epoch in a short micro-batch, which counts as much as a full one"
         yield FieldProblem("dataloader_drop_last", message, "False")
 
@@ -187,5 +187,5 @@ class BatchPlanCallback(TrainerCallback):  # type: ignore[misc] # transformers i
             return
         name = str(getattr(args.optim, "value", args.optim))
         wanted = self._expected.get("optim")
-        message = f"must be {wanted}" if wanted else "cannot be what was measured: pass it as `optimizers`"
+        message = f"must be {wanted}" if wanted else "cannot express the measured optimizer: pass it as `optimizers`"
         yield FieldProblem("optim", f"{message}; the Trainer has {difference}", name)

@@ -29,6 +29,7 @@ from batchwright.library.tuning import tune
 from batchwright.schemas.plans import UniformPlan
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.system.temporary_folders import TemporaryFolder
+from batchwright.units import counted
 
 _SPEC_PRECISIONS = {theirs: ours for ours, theirs in PRECISIONS.items()}
 
@@ -112,7 +113,7 @@ class BatchPlanCallback(_Watching):
         if trainer.accumulate_grad_batches != steps:
             yield FieldProblem("accumulate_grad_batches", f"must be {steps}", str(trainer.accumulate_grad_batches))
         if trainer.world_size != ranks:
-            yield FieldProblem("devices", f"must make {ranks} rank(s) over all nodes", str(trainer.world_size))
+            yield FieldProblem("devices", f"must make {counted(ranks, 'rank')} over all nodes", str(trainer.world_size))
         yield from _schedulers(trainer)
         for loader in trainer.fit_loop._combined_loader.flattened:  # noqa: SLF001 - the public one has the user's nesting
             yield from self._loader_problems(loader)
@@ -122,7 +123,7 @@ class BatchPlanCallback(_Watching):
         if size is not None and size != wanted:
             yield FieldProblem("batch_size", f"must be {wanted}, the micro-batch of each rank", str(size))
         elif _ends_short(loader, wanted * self.plan.world_size):
-            message = f"must be True: {_samples(loader)} samples are no multiple of {wanted} on every rank"
+            message = f"must be True: {_samples(loader)} samples are not a multiple of {wanted} on every rank"
             yield FieldProblem("drop_last", f"{message}, and a short micro-batch counts as much as a full one", "False")
 
     def _memory_problems(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[FieldProblem]:
@@ -209,7 +210,11 @@ class ExactBatchSize(_Watching):
             message = "must be 1: tune with `batchwright tune --world-size`, and use BatchPlanCallback"
             yield FieldProblem("devices", message, str(trainer.world_size))
         if not pl_module.automatic_optimization:
-            yield FieldProblem("automatic_optimization", "must be True: Lightning accumulates no other", "False")
+            yield FieldProblem(
+                "automatic_optimization",
+                "must be True: Lightning only accumulates with automatic optimization",
+                "False",
+            )
         if trainer.accumulate_grad_batches not in {1, self.plan.gradient_accumulation_steps if self.plan else 1}:
             message = "must be left out: it follows from the micro-batch that fits"
             yield FieldProblem("accumulate_grad_batches", message, str(trainer.accumulate_grad_batches))
@@ -298,8 +303,8 @@ class ExactBatchSize(_Watching):
             raise SpecError([FieldProblem("train_dataloader", message, str(size))], "data")
         if _ends_short(loader, wanted):
             warnings.warn(
-                f"{_samples(loader)} samples are no multiple of the micro-batch of {wanted}: the last one of an epoch "
-                "is short and counts as much as a full one. Set `drop_last=True`.",
+                f"{_samples(loader)} samples are not a multiple of the micro-batch of {wanted}: the last one "
+                "of an epoch is short and counts as much as a full one. Set `drop_last=True`.",
                 stacklevel=2,
             )
 

@@ -33,7 +33,7 @@ def model_problems(recommendation: Recommendation, model: nn.Module) -> Iterator
         ("trainable parameters", sum(parameter.numel() for parameter in trained), measured.trainable_parameters),
     ):
         if count != wanted:
-            yield FieldProblem("model", f"must have {wanted} {name}, as the model that was probed", str(count))
+            yield FieldProblem("model", f"must have {wanted} {name}, like the model that was probed", str(count))
 
 
 def optimizer_problem(

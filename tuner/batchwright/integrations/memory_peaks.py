@@ -98,7 +98,7 @@ def _warn_of_other_allocator(recommendation: Recommendation) -> None:
     if missing:
         settings = shlex.join(f"{name}={value}" for name, value in missing.items())
         warnings.warn(
-            "the probes ran with variables that this process was not started with, so that it may take more memory "
-            f"than was measured. Start it with them: env {settings} python ...",
+            "this process was started without the environment variables of the probes, so it may take more "
+            f"memory than was measured. Start it with: env {settings} python ...",
             stacklevel=3,
         )

@@ -94,7 +94,7 @@ class OptimizingFunctionWorkload(FunctionWorkload):
             raise WorkloadError(f"optimizer(parameters) must return a torch optimizer, not {type(optimizer).__name__}")
         given = {id(parameter) for parameter in parameters}
         if not given >= {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}:
-            raise WorkloadError("optimizer(parameters) must return an optimizer of these parameters, not of others")
+            raise WorkloadError("optimizer(parameters) must return an optimizer of the parameters it is given")
         return optimizer
 
 
@@ -112,13 +112,13 @@ def load_functions(file: str, sha256: str) -> FunctionWorkload:
     try:
         with Path(file).open("rb") as opened:
             if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
-                raise WorkloadError(f"{file} has another content than when the tuning began")
+                raise WorkloadError(f"{file} has changed since the tuning began")
             opened.seek(0)
             restore_state(opened)
             functions = Functions(**pickle.load(opened))  # noqa: S301 - written by the parent process, as the digest shows
     except FileNotFoundError:
         raise WorkloadError(
-            "the functions of find_batch_size are there only during its tuning: train with "
+            "the functions of find_batch_size exist only during its tuning: train with "
             "batchwright.GradientAccumulation, or write them as a `python` target"
         ) from None
     except (ImportError, AttributeError) as error:

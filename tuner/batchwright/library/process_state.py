@@ -165,7 +165,7 @@ def _set(place: Place, found: _Found, here: _Found, carried: Mapping[Place, Any]
         else:
             return
     message = (
-        f"is {found.shown} here and {here.shown} when its module is imported anew, as in each probe, and the value "
+        f"is {found.shown} here and {here.shown} in each probe, which imports its module anew, and the value "
         f"{reason}. Pass it as an argument, or set it inside the function"
     )
     raise SpecError([FieldProblem(_name(place), message)], "state of the program")

@@ -19,6 +19,7 @@ from math import isqrt
 from batchwright.errors import PlanError
 from batchwright.schemas.plans import Plan, ReachableBatch, UniformPlan
 from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest
+from batchwright.units import counted
 
 MOST_MICRO_BATCHES = 2**18
 """Most micro-batches of an update over all ranks. A plan lists each: half a megabyte, written and read within 0.1 s."""
@@ -176,8 +177,8 @@ def check_divisible(effective_batch_size: int, world_size: int) -> None:
     if rest:
         below = effective_batch_size - rest
         raise PlanError(
-            f"an effective batch of {effective_batch_size} does not divide among {world_size} ranks, which repeat one "
-            f"micro-batch size: use {below} or {below + world_size}"
+            f"an effective batch of {effective_batch_size} cannot be split evenly over {world_size} ranks "
+            f"that repeat one micro-batch size: use {below} or {below + world_size}"
         )
 
 
@@ -217,10 +218,10 @@ def check_listable(effective_batch_size: int, world_size: int, max_micro_batch_s
     if listed > MOST_MICRO_BATCHES:
         most_steps = MOST_MICRO_BATCHES // world_size
         raise PlanError(
-            f"an effective batch of {effective_batch_size} over {world_size} ranks in micro-batches of at most "
-            f"{max_micro_batch_size} takes {listed} of them, above the {MOST_MICRO_BATCHES} that a plan may list: use "
-            f"an effective batch of at most {world_size * most_steps * max_micro_batch_size}, or micro-batches of at "
-            f"least {-(-share // most_steps)}"
+            f"an effective batch of {effective_batch_size} over {counted(world_size, 'rank')} takes {listed} "
+            f"micro-batches of at most {max_micro_batch_size}, more than the {MOST_MICRO_BATCHES} that a plan "
+            f"may list: use an effective batch of at most {world_size * most_steps * max_micro_batch_size}, "
+            f"or micro-batches of at least {-(-share // most_steps)}"
         )
 
 

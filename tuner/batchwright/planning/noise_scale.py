@@ -205,7 +205,7 @@ def _in_words(ratio: Ratio, updates: int, effective_batch_size: int) -> str:
             "gradients and weights that divide all loss terms alike. Tune with a smaller `max_micro_batch_size`"
         )
     if updates < FEWEST_UPDATES:
-        return f"The gradient noise scale needs {FEWEST_UPDATES} measured updates; there are {updates}"
+        return f"The gradient noise scale needs {FEWEST_UPDATES} measured updates; the run has {updates}"
     if ratio.lower is None:
         return (
             f"The gradient noise scale cannot be determined from the {updates} measured updates: their gradients show "
@@ -213,9 +213,10 @@ def _in_words(ratio: Ratio, updates: int, effective_batch_size: int) -> str:
         )
     if ratio.estimate is None or ratio.upper is None:
         return (
-            f"The gradient noise scale is at least {_samples(ratio.lower)}: noise dominates the gradients of the "
-            f"{updates} measured updates, so that it has no upper end ({CONFIDENCE:.0%} confidence). "
-            f"{_advice(ratio.lower, math.inf, effective_batch_size)}; more updates, or larger ones, would tell more"
+            f"The gradient noise scale is at least {_samples(ratio.lower)}: noise dominates the gradients of "
+            f"the {updates} measured updates, so there is no upper bound ({CONFIDENCE:.0%} confidence). "
+            f"{_advice(ratio.lower, math.inf, effective_batch_size)}; measure more or larger updates to find "
+            "one"
         )
     return (
         f"The gradient noise scale suggests an effective batch of about {_samples(ratio.estimate)} "
@@ -232,9 +233,9 @@ def _samples(count: float) -> str:
 def _advice(lower: float, upper: float, effective_batch_size: int) -> str:
     own = f"The effective batch of {effective_batch_size:,}"
     if effective_batch_size < lower:
-        return f"{own} is below: a larger one would save updates, for about as many samples in all"
+        return f"{own} is below it: a larger batch would take fewer updates and about as many samples"
     if effective_batch_size > upper:
-        return f"{own} is above: a smaller one would save samples, for about as many updates"
+        return f"{own} is above it: a smaller batch would take fewer samples and about as many updates"
     return f"{own} is within this interval"
 
 
@@ -244,6 +245,5 @@ def _beyond_data(ratio: Ratio, data_samples: int | None) -> str:
     if data_samples is None or least is None or round(least) <= data_samples:
         return ""
     return (
-        f". The data has only {_samples(data_samples)}, and an update can have no more: the largest effective batch "
-        "is the whole data"
+        f". The data has only {_samples(data_samples)}, so the largest possible effective batch is the whole data set"
     )

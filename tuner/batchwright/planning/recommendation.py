@@ -24,7 +24,7 @@ from batchwright.schemas.results import Outcome, ProbeResult
 
 _COMMAND_NOT_COMPARED = CouplingCheck(
     verdict="not-compared",
-    message="The loss of a command cannot be called with parts of a batch. Batch norms are found while it trains.",
+    message="A command's loss cannot be called on parts of a batch. Batch norms are looked for while it trains.",
 )
 
 
@@ -48,7 +48,7 @@ def recommend(
     if finished.simulated_ranks is not None:
         words = f" One rank ran, in a simulated group of {finished.simulated_ranks} ranks."
     if finished.request.command is None and finished.request.workload.is_pretrained:
-        words += " Probes had random weights of the pretrained model's shapes, as memory does not depend on values."
+        words += " Probes used random weights in the pretrained model's shapes: memory does not depend on their values."
     statement = finished.proof.statement + words
     proof = finished.proof.model_copy(update={"statement": statement})
     probes = finished.probes
@@ -112,7 +112,7 @@ def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
         return (
             f"The {steps_of(share, run.micro_batch_size)}-step plan ({format_window(run.micro_batch_sizes)}) "
             f"{'ran out of memory' if run.outcome is Outcome.OOM else 'is not valid'}, so the plan has "
-            f"{steps_of(share, finished.size)} steps of {finished.size} at most."
+            f"{steps_of(share, finished.size)} steps of at most {finished.size}."
         )
     bounded = request.max_micro_batch_size is not None and request.max_micro_batch_size < finished.share
     return finished.conditions.objective.describe_choice(

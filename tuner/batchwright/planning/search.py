@@ -194,8 +194,8 @@ class MicroBatchSearch:
         smallest = min(self._failures)
         return *found, *(
             f"Micro-batch {self.space.size(index)} fits although {self.space.size(smallest)} failed "
-            f"({self._failures[smallest].outcome}): memory does not grow with the size, or another process took memory "
-            "for a while. The answer stays below the smallest size that failed."
+            f"({self._failures[smallest].outcome}): memory does not grow with the size, or another process "
+            "took memory for a while. The result stays below the smallest size that failed."
             for index in sorted(self._fits)
             if index >= smallest
         )
@@ -254,8 +254,9 @@ class MicroBatchSearch:
         stopped_by, event, remedy = _INCONCLUSIVE_STOPS[ended.outcome]
         between = f" Sizes between {self.space.size(low)} and {self.space.size(high)} were not tried."
         statement = (
-            f"{self.space.size(low)} fits. Whether {self.space.size(high)} does is not known: its probe {event}"
-            f"{f' ({ended.message})' if ended.message else ''}.{between if high - low > 1 else ''} {remedy}"
+            f"{self.space.size(low)} fits. It is not known whether {self.space.size(high)} fits: its probe "
+            f"{event}{f' ({ended.message})' if ended.message else ''}.{between if high - low > 1 else ''} "
+            f"{remedy}"
         )
         return Proof(
             fits=self.space.size(low), stopped_by=stopped_by, next_size=self.space.size(high), statement=statement
@@ -467,8 +468,8 @@ def _remedy_of_error(result: ProbeResult) -> str:
     if share is None:
         return "Fix the workload, then tune again."
     if share < NEARLY_FULL:
-        return f"At most {share:.0%} of the limit was in use, so memory is hardly the cause: fix the workload."
+        return f"At most {share:.0%} of the limit was in use, so memory is probably not the cause: fix the workload."
     return (
-        f"Whether memory is the cause is not known: {share:.0%} of the limit was in use. Tune with a larger memory "
-        "limit to see whether the error remains, or fix the workload."
+        f"Memory may be the cause: {share:.0%} of the limit was in use. Tune with a larger memory limit to "
+        "see whether the error remains, or fix the workload."
     )

@@ -118,10 +118,10 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
         return int(device.total_bytes * share)
     if request.memory_limit_bytes > device.total_bytes:
         message = (
-            f"is above the {format_bytes(device.total_bytes)} ({device.total_bytes} bytes) of {device.id} "
-            f"({device.name}): lower the limit, or leave it out to use the whole device"
+            f"is above the {format_bytes(device.total_bytes)} of {device.id} ({device.name}): lower the "
+            "limit, or leave it out to use the whole device"
         )
-        given = f"{format_bytes(request.memory_limit_bytes)}, {request.memory_limit_bytes} bytes"
+        given = format_bytes(request.memory_limit_bytes)
         raise SpecError([FieldProblem("memory_limit_bytes", message, given)], "request")
     _check_room_for_context(request.memory_limit_bytes, request.memory_margin, device)
     return request.memory_limit_bytes
@@ -137,7 +137,7 @@ def _check_room_for_context(limit_bytes: int, margin: float, device: DeviceInfo)
     if context is None or int(limit_bytes * (1.0 - margin)) > context:
         return
     raise DeviceError(
-        f"the memory limit of {format_bytes(limit_bytes)} ({limit_bytes} bytes), less the margin of {margin:.0%}, "
-        f"leaves no memory for tensors: the context of a process on {device.id} ({device.name}) takes at least "
-        f"{format_bytes(context)} ({context} bytes). Raise the limit, or leave it out to use the whole device"
+        f"the memory limit of {format_bytes(limit_bytes)}, less the margin of {margin:.0%}, leaves no memory "
+        f"for tensors: the context of a process on {device.id} ({device.name}) takes at least "
+        f"{format_bytes(context)}. Raise the limit, or leave it out to use the whole device"
     )

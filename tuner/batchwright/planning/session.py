@@ -39,6 +39,7 @@ from batchwright.schemas.recommendation import CouplingCheck, DataReading, Proof
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
 from batchwright.schemas.results import PLAN_NOT_FOLLOWED, DeviceInfo, ExpectedPeaks, ProbeResult
 from batchwright.schemas.workload import WorkloadSpec
+from batchwright.units import counted
 
 
 class TuningSession:
@@ -355,26 +356,26 @@ class TuningSession:
             return f"The search began without an estimate, and ended without one: {self._missing_estimate}."
         probes = self._probes_before_estimate
         return (
-            f"The search began without an estimate: {self._missing_estimate}. It went on with the estimate after "
-            f"{probes} probe{'' if probes == 1 else 's'}."
+            f"The search began without an estimate: {self._missing_estimate}. The estimate was used after "
+            f"{counted(probes, 'probe')}."
         )
 
 
 def _remedy_of_misled(probe: ProbeResult) -> str:
     return (
-        f"The command does not train by its figures, in the probe of micro-batch {probe.micro_batch_size}: "
-        f"{probe.message}. A plan for it would not give the effective batch: check the arguments that set its batch "
-        "size and accumulation, and what its framework multiplies them by. Where a sample is something else, say so "
-        "(`--samples-dimension`, `--samples-per-unit`, `--no-count-samples`)"
+        f"In the probe of micro-batch {probe.micro_batch_size}, the command did not train with the sizes it "
+        f"was given: {probe.message}. A plan would not give the effective batch. Check the arguments that set "
+        "its batch size and accumulation, and what its framework multiplies them by. If it counts samples "
+        "differently, say so (`--samples-dimension`, `--samples-per-unit`, `--no-count-samples`)"
     )
 
 
 def _remedy_of_overwriting(probe: ProbeResult) -> str:
     done = probe.files.in_words if probe.files is not None else ""
     return (
-        f"The probe of micro-batch {probe.micro_batch_size} wrote over files that existed before: it {done}. Every "
-        "probe may do so, and a program that resumes from such a file goes on from the probe before. Have the command "
-        "write to `{output_dir}`, a folder of each probe's own; or give probes alone an argument (`--probe-argument`) "
-        "or a variable (`--probe-env NAME=VALUE`) with which it writes nothing, or elsewhere; or go on all the same "
-        "with `--allow-overwriting`"
+        f"The probe of micro-batch {probe.micro_batch_size} wrote over files that existed before: it {done}. "
+        "Every probe may do so, and a program that resumes from such a file would continue the previous "
+        "probe. Have the command write to `{output_dir}`, a separate folder for each probe; or turn "
+        "writing off in probes with an argument (`--probe-argument`) or a variable (`--probe-env "
+        "NAME=VALUE`); or accept it with `--allow-overwriting`"
     )

@@ -176,7 +176,7 @@ def _search_space(
         return SearchSpace(bound, reason, request.granularity, limit_bytes, elastic=elastic)
     highest = max(1, bound // request.granularity) * request.granularity
     if of_objective[-1] < highest:
-        reason = f"{highest} would take as many accumulation steps; {reason}"
+        reason = f"{highest} would take the same number of accumulation steps; {reason}"
     if request.granularity > 1:
         reason = f"of the multiples of {request.granularity}: {reason}"
     return SearchSpace(of_objective[-1], reason, sizes=of_objective, limit_bytes=limit_bytes, elastic=elastic)

@@ -78,7 +78,7 @@ def warm_start_from(stored: Recommendation, now: TuningConditions) -> PossibleWa
     before = request_content(stored.request, stored.device, stored.environment, ranks)
     today = request_content(now.request, now.device, now.environment, len(now.rank_devices))
     problems = [
-        FieldProblem(name, f"is {then} in the warm start, which is of another request", here)
+        FieldProblem(name, f"is {then} in the warm start, which was made for another request", here)
         for name, (then, here) in differences(before, today).items()
     ]
     problems += _unproven(stored)
@@ -145,8 +145,8 @@ def _unproven(stored: Recommendation) -> list[FieldProblem]:
     if recomputed == stored.fingerprint:
         return []
     message = (
-        f"is not that of its contents ({recomputed}): the file was changed by hand, or written by another release; "
-        "tune without it"
+        f"does not match the contents ({recomputed}): the file was changed by hand, or written by another "
+        "release; tune without it"
     )
     return [FieldProblem("fingerprint", message, stored.fingerprint)]
 
@@ -234,9 +234,9 @@ def _proof(stored: Recommendation, then: ProbeResult, first: ProbeResult, now: T
     event = "was not a valid size" if failure and failure.outcome is Outcome.INVALID_SIZE else "ran out of memory"
     message = f" ({failure.message})" if failure and failure.message else ""
     statement = (
-        f"{proof.fits} fits: it was run now and took {format_bytes(today)}, against {format_bytes(before)} "
-        f"({today / before - 1:+.2%}) when {stored.id} was found. The next size, {proof.next_size}, was not run "
-        f"again: it {event} then{message}, under {_conditions(stored, now)}."
+        f"{proof.fits} fits: run now, it took {format_bytes(today)}; {format_bytes(before)} when {stored.id} "
+        f"was found ({today / before - 1:+.2%}). The next size, {proof.next_size}, was not run again: it "
+        f"{event} then{message}, under {_conditions(stored, now)}."
     )
     return Proof(fits=proof.fits, stopped_by="warm-start", next_size=proof.next_size, statement=statement)
 

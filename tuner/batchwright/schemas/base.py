@@ -114,7 +114,7 @@ class Document(BaseModel):
         except ValidationError as error:
             faults = "; ".join(map(str, problems_in(error)))
             raise UnreadableDocumentError(
-                f"a stored {cls.__name__} is not what this version of Batchwright reads: {faults}"
+                f"a stored {cls.__name__} cannot be read by this version of Batchwright: {faults}"
             ) from None
 
     @classmethod
@@ -229,7 +229,7 @@ def parse_document(kind: type[DocumentT], data: object, name: str) -> DocumentT:
             raise SpecError([FieldProblem("", message)], name) from None
         if isinstance(data, dict) and len(data) >= _FIELDS_OF_ANOTHER and not data.keys() & kind.model_fields.keys():
             known, found = (", ".join([*names][:_FIELDS_OF_ANOTHER]) for names in (kind.model_fields, data))
-            message = f"is another kind of document: it has {found}, ... and not one field of this kind ({known}, ...)"
+            message = f"is another kind of document: it has {found}, ... but no field of this kind ({known}, ...)"
             raise SpecError([FieldProblem("(document)", message)], name) from None
         raise SpecError(problems_in(error, data, kind), name) from None
 

@@ -291,7 +291,7 @@ def _check_expression(field: str, text: str, literal: str) -> None:
     if unknown:
         known = _in_braces(FIGURES)
         raise ValueError(
-            f"`{field}` has `{{{text}}}`, in which `{unknown[0]}` is no figure (known: {known}). {literal}"
+            f"`{field}` has `{{{text}}}`, in which `{unknown[0]}` is not a figure (known: {known}). {literal}"
         )
 
 
@@ -356,7 +356,7 @@ def _calculated(text: str, values: Mapping[str, str]) -> str:
         found = None
     if found is None or found.denominator > 1:
         used = ", ".join(f"{name} {number}" for name, number in sorted(figures.items()))
-        fault = "divides by zero" if found is None else f"is {found}, which is no whole number"
+        fault = "divides by zero" if found is None else f"is {found}, which is not a whole number"
         raise SpecError([FieldProblem(f"{{{text}}}", f"{fault}: {used}")])
     return str(found)
 

@@ -248,9 +248,9 @@ class OptimizerSpec(Document):
     def _is_not_paged(cls, value: object) -> object:
         if isinstance(value, str) and value.lower().startswith("paged"):
             raise ValueError(
-                "paged states are not offered: CUDA moves them between the card and the host, outside of torch's "
-                "memory, so that no probe can tell which micro-batch fits beside them; `adamw8bit` and `lion8bit` have "
-                "a state of one byte per value on the card"
+                "paged optimizer states are not supported: CUDA moves them between the card and the host, "
+                "outside of torch's memory, so no probe can tell what fits. Use `adamw8bit` or `lion8bit`, "
+                "whose state takes one byte per value on the card"
             )
         return value
 
@@ -289,7 +289,7 @@ class OptimizerSpec(Document):
                 listed = ", ".join(
                     [*(f"`{name}`" for name in names[:_SHOWN_NAMES]), *["..."] * (len(names) > _SHOWN_NAMES)]
                 )
-                message = f"match no trainable parameter that no earlier group has; names are {listed}"
+                message = f"match no trainable parameter that is left by earlier groups; names are {listed}"
                 raise SpecError([FieldProblem(f"optimizer.groups.{number - 1}.parameters", message)])
         return numbers
 

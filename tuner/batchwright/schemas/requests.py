@@ -210,16 +210,20 @@ class TuningRequest(Document):
     @model_validator(mode="after")
     def _names_a_device_or_hardware(self) -> Self:
         if self.device is not None and self.hardware is not None:
-            raise ValueError("give `device`, for a device of one host, or `hardware`, for any that has it, not both")
+            raise ValueError(
+                "give either `device` (one device of a host) or `hardware` (any device that matches), not both"
+            )
         return self
 
     @model_validator(mode="after")
     def _is_possible_for_its_kind(self) -> Self:
         if self.quick and self.objective == "fastest":
-            raise ValueError("`quick` runs one plan, and the objective `fastest` compares several: choose another one")
+            raise ValueError(
+                "`quick` runs one plan, but the objective `fastest` compares several: choose another objective"
+            )
         if isinstance(self.spec, CommandSpec):
             if self.quick:
-                raise ValueError("`quick` is not possible for a command: nothing of it is estimated without a run")
+                raise ValueError("`quick` is not possible for a command, which cannot be estimated without a run")
             if not self.spec.model.is_only_named and not self.spec.model.takes_size:
                 raise ValueError(
                     "the command has no placeholder `{micro_batch_size}`: write it where the program takes its batch "
@@ -229,7 +233,7 @@ class TuningRequest(Document):
             if (fault := self.division_fault) is not None:
                 raise ValueError(fault)
             if self.what_if:
-                raise ValueError("`what_if` is not possible for a command: nothing of it is estimated without a run")
+                raise ValueError("`what_if` is not possible for a command, which cannot be estimated without a run")
             if self.allow_batch_coupling:
                 raise ValueError("`allow_batch_coupling` does not apply to a command, whose loss is not checked")
         elif self.uniform_only is not None:
@@ -265,7 +269,7 @@ class TuningRequest(Document):
         ranks = self.spec.parallelism.world_size
         step = next((step for step in range(1, _LARGEST_DIVISOR) if _is_whole(expression, step, ranks)), None)
         if step is None:
-            return f"`{{{text}}}` is a fraction for some updates whatever the micro-batch size: leave the division out"
+            return f"`{{{text}}}` is a fraction for some updates at every micro-batch size: leave the division out"
         only = f"`{{{text}}}` is a whole number only for micro-batches that are multiples of {step}"
         batch = self.effective_batch_size
         below, beyond = divmod(batch, step * ranks)

@@ -94,7 +94,7 @@ class TransformersModel(Document):
     @model_validator(mode="after")
     def _revises_a_model_of_the_hub(self) -> Self:
         if self.revision is not None and self.hub_model is None:
-            raise ValueError("`revision` is that of a model on the hub: `pretrained` must name one, or leave it out")
+            raise ValueError("`revision` is for models on the hub: name one in `pretrained`, or leave `revision` out")
         return self
 
     @property
@@ -286,7 +286,7 @@ class WorkloadSpec(Document):
     @model_validator(mode="after")
     def _has_the_tokenizer_of_its_model(self) -> Self:
         if self.reads_tokenizer_of_model and not self.is_pretrained:
-            raise ValueError("`tokenizer: pretrained` is that of `model.pretrained`, which the spec does not name")
+            raise ValueError("`tokenizer: pretrained` needs `model.pretrained`, which the spec does not set")
         return self
 
     @property
@@ -330,7 +330,7 @@ class WorkloadSpec(Document):
         if self.parallelism.strategy == "fsdp":
             raise ValueError(f"{subject} needs whole weights on each rank: `parallelism.strategy` must be `ddp`")
         if self.compile:
-            raise ValueError(f"{subject} is not compiled: leave `compile` out")
+            raise ValueError(f"{subject} cannot be compiled: leave `compile` out")
         return self
 
     @model_validator(mode="after")
@@ -348,9 +348,11 @@ class WorkloadSpec(Document):
         model, length = self.model, self.batch.sequence_length
         self.optimizer.require_strategy(self.parallelism.strategy)
         if self._is_text and length is None:
-            raise ValueError("`batch.sequence_length` is required by a text model: tokens of the longest sample")
+            raise ValueError(
+                "`batch.sequence_length` is required by a text model: the number of tokens of the longest sample"
+            )
         if isinstance(model, ReferenceModel) and isinstance(model.architecture, ResNet) and not self.batch.image_size:
-            raise ValueError("`batch.image_size` is required by `resnet`: pixels of the largest image's side")
+            raise ValueError("`batch.image_size` is required by `resnet`: the side of the largest image, in pixels")
         if length == 1 and self._task == "causal-lm":
             raise ValueError("`batch.sequence_length` is 1, but predicting the next token needs at least 2")
         if length is not None and (limit := self._longest_position) is not None and length > limit:

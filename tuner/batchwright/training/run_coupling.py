@@ -10,8 +10,8 @@ from batchwright.training.coupling.admission import admit, measure_coupling
 from batchwright.workloads.base import Workload
 
 _UNCHECKED_SPLIT = (
-    "micro-batches were divided after one did not fit; it was not checked whether the loss couples the samples of a "
-    "batch, in which case the division changes the loss"
+    "micro-batches were divided after one did not fit. If the loss couples the samples of a batch, which was "
+    "not checked, the division changes the loss"
 )
 
 

@@ -177,8 +177,9 @@ class Trainer:
         maximum = max(1, free // 2 // WORKER_BYTES)
         if requested > maximum:
             self.notes.append(
-                f"{maximum} of the {requested} requested workers load data: each takes {format_bytes(WORKER_BYTES)} of "
-                f"the memory limit, of which the plan leaves {format_bytes(free)} free; the weights do not change"
+                f"{maximum} of the {requested} requested workers load data: each takes "
+                f"{format_bytes(WORKER_BYTES)}, and the plan leaves {format_bytes(free)} of the memory limit "
+                "free; the weights do not change"
             )
         return min(requested, maximum)
 

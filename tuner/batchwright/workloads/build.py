@@ -68,8 +68,8 @@ def _without_two_schedules(spec: WorkloadSpec, workload: Workload) -> Workload:
     """Return ``workload``, unless it has a schedule of its own beside one of the spec."""
     if isinstance(workload, BuildsLRScheduler) and spec.schedule != ScheduleSpec():
         message = (
-            f"is given beside the `build_lr_scheduler` of {type(workload).__name__}: leave out `schedule`, or remove "
-            "the method"
+            f"is given, but {type(workload).__name__} also has a `build_lr_scheduler`: leave out `schedule`, "
+            "or remove the method"
         )
         raise SpecError([FieldProblem("schedule", message, spec.schedule.name)])
     return workload

@@ -30,8 +30,8 @@ IMPLEMENTATIONS = {
     EXPERTS: ("eager", "batched_mm", "grouped_mm"),
 }
 """Implementations that come with torch. For others transformers may download kernels from a hub."""
-_LOADS = "would load code, weights or files that the spec does not hold; leave it out"
-_OF_LOADED = "would change a model only where its weights are loaded; leave it out"
+_LOADS = "would load code, weights or files from outside the spec; leave it out"
+_OF_LOADED = "would change a model only when its weights are loaded; leave it out"
 _THROUGH_TIMM = "would load a backbone through timm or a hub: describe it under `backbone_config` instead"
 _PRECISION = "is decided by the spec's `precision`; leave it out"
 _QUANTIZED = (

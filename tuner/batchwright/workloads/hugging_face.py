@@ -175,8 +175,8 @@ def config_notes(spec: WorkloadSpec) -> tuple[str, ...]:
         return ()
     shown = ", ".join(undeclared[:_MOST_NAMES]) + (", ..." if len(undeclared) > _MOST_NAMES else "")
     message = (
-        f"transformers declares no {shown}. Unless the model's code reads such a field, the model is the same without "
-        "it: check the spelling of those that you set."
+        f"transformers does not declare {shown}. Unless the model's code reads such a field, it has no "
+        "effect: check the spelling."
     )
     return (message,)
 
@@ -190,7 +190,7 @@ def _check_dropped_layers(config: TransformersConfig, *, is_sharded: bool) -> No
             rate = getattr(inner, name, None) or 0.0
             if rate > 0.0:
                 message = (
-                    "would leave out other layers on each rank, which wait for each other in each layer: set it to 0"
+                    "would drop different layers on each rank, and ranks wait for each other in each layer: set it to 0"
                 )
                 raise model_problem(f"{path}.{name}", message, rate)
 

@@ -144,7 +144,10 @@ def _require_frames(config: TransformersConfig, audio_length: int, labels: int) 
 
 def _audio_length(batch: BatchSpec) -> int:
     if batch.audio_length is None:
-        message = "is required: the values of the longest waveform for a model of raw audio, else its feature frames"
+        message = (
+            "is required: the number of values of the longest waveform for a model of raw audio, otherwise of "
+            "its feature frames"
+        )
         raise SpecError([FieldProblem("batch.audio_length", message)])
     return batch.audio_length
 

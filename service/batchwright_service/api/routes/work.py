@@ -46,8 +46,8 @@ _BULK_DESCRIPTION = """\
 Cancel or delete at most 100 {kind}s, all in one transaction, with a result for each.
 
 Each {kind} is changed as by the request for it alone, with the same permissions and the same entry of the audit log.
-One that is refused does not affect the others: the response has status 200, and the `status` and `problem` of each
-result tell which. A repeated request is harmless: a cancelled {kind} is not changed, and a deleted one is not found."""
+A refused one does not affect the others: the response has status 200, and each result has its own `status` and
+`problem`. A repeated request is harmless: a cancelled {kind} is not changed, and a deleted one is not found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class WorkRoutes:
             self._path("/cancel"),
             operation_id=self._operation("cancel"),
             summary=f"Cancel a {self.kind}",
-            description=f"Cancel a {self.kind}. Repeating this is harmless, as an ended {self.kind} is not changed.",
+            description=f"Cancel a {self.kind}. Repeating this is harmless: an ended {self.kind} is not changed.",
             dependencies=[requires_scope(self.write_scope), WAKES_WORKERS],
             response_model=self.document,
             responses=on_success(links=self.own_links) | _MISSING,

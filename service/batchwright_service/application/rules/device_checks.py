@@ -53,8 +53,9 @@ def check_cards_of_ranks(spec: CommandSpec, served: ServedDevice, announced: Seq
     ]
     if ranks > 1 and served.device.traits.is_gpu and others:
         raise UnknownDeviceError(
-            f"the command starts {ranks} ranks, each with a GPU, and {host} serves other work on {', '.join(others)}: "
-            f"give `hardware` with `devices_per_node: {ranks}` in place of `device`: the tuning then holds as many GPUs"
+            f"the command starts {ranks} ranks, each with a GPU, and {host} serves other work on "
+            f"{', '.join(others)}: give `hardware` with `devices_per_node: {ranks}` instead of `device`: the "
+            "tuning then takes that many GPUs"
         )
 
 
@@ -147,6 +148,6 @@ def _missing_on_all(spec: WorkloadSpec, trackers: Sequence[TrackerName], devices
         return None
     missing = min(lacking, key=len)[0]
     return (
-        f"{missing.field}: {missing.message} in the environment of the workers, none of which has it, and restart "
+        f"{missing.field}: {missing.message} in the environment of the workers (none has it), and restart "
         f"them, or do without `{missing.name}`"
     )

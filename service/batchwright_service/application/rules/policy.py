@@ -94,7 +94,7 @@ class Policy:
         elif not any(fnmatch.fnmatchcase(place, pattern) for pattern in self._hub_models):
             allowed = ", ".join(self._hub_models) or "none"
             raise HubModelNotAllowedError(
-                f"spec.model.pretrained: {place!r} is no absolute path, and no model of the hub that is allow-listed "
+                f"spec.model.pretrained: {place!r} is neither an absolute path nor an allow-listed model of the hub "
                 f"(allowed: {allowed}); the operator adds it to BATCHWRIGHT_HUB_MODELS"
             )
 
@@ -133,7 +133,7 @@ class Policy:
     def _check_path(self, parent: str, read: PathRead) -> None:
         field, path, pattern = f"{parent}.{read.field}", read.path, read.pattern
         if "\0" in path or not path.startswith("/") or ".." in Path(path).parts:
-            raise DataPathNotAllowedError(f"{field}: {path!r} must be absolute and free of `..` in the service")
+            raise DataPathNotAllowedError(f"{field}: {path!r} must be an absolute path without `..`")
         try:
             with self.files.slot():
                 self._roots.resolve(path if pattern != path else literal_prefix(pattern))

@@ -79,7 +79,7 @@ def confirmation_of(
     served = [announced.served for announced in alive if announced.served.device.name == name]
     if not served:
         others = ", ".join(sorted({announced.served.device.name for announced in alive})) or "none"
-        raise NotConfirmableError(f"{stored.id} is of {name}, which no live worker has; served: {others}")
+        raise NotConfirmableError(f"{stored.id} was made for {name}, which no live worker has; served: {others}")
     changes: dict[str, object] = {"baseline": None}
     wanted = stored.request.hardware
     if wanted is None:

@@ -14,8 +14,8 @@ const MOST_NAMED = 8;
 const DONE = { cancel: "cancelled", delete: "deleted" };
 const CONSEQUENCES = {
   cancel: {
-    tuning: "Those that run are stopped. Probes that have ended stay recorded.",
-    job: "Those that run are stopped. Checkpoints that were written stay.",
+    tuning: "Running ones are stopped. Finished probes stay recorded.",
+    job: "Running ones are stopped. Written checkpoints stay.",
   },
   delete: {
     tuning: "Their probes and events are deleted too. Their recommendations stay. This cannot be undone.",

@@ -35,7 +35,7 @@ function DevicePage() {
       ${own && html`<p class="page-lead">${own.device.name}, ${bytes(own.device.total_bytes)}</p>`}
     </div>
     ${problem && problemAlert(problem)}
-    ${data !== null && own === undefined && emptyState({ title: "No worker serves this device", text: "None has announced it within a day. What ran here before is listed below." })}
+    ${data !== null && own === undefined && emptyState({ title: "No worker serves this device", text: "No worker has announced it for a day. What ran here before is listed below." })}
     ${own && html`<${Memory} row=${own} />`}
     <${Section} name="running" title="Running">${data && running(data.running, own)}<//>
     ${own && html`<${Section} name="queue" title="Waiting" note=${own.queued > QUEUE_SHOWN && `the first ${QUEUE_SHOWN} of ${count(own.queued)}`}>${queue(data.queue, "Nothing waits for this device")}<//>`}
@@ -58,7 +58,7 @@ async function readNow(signal) {
 /** The memory of the device: ours, that of others, and what is free. */
 function Memory({ row: { memory: now, device } }) {
   return html`<section class="card" aria-labelledby="memory-title"><h2 id="memory-title">Memory</h2>
-    ${now === null ? html`<p class="muted">${bytes(device.total_bytes)}. How much of it is in use, the worker cannot read.</p>` : division(now, device.total_bytes)}
+    ${now === null ? html`<p class="muted">${bytes(device.total_bytes)}. The worker cannot read how much of it is in use.</p>` : division(now, device.total_bytes)}
   </section>`;
 }
 

@@ -82,7 +82,7 @@ function Cancel({ row, refresh }) {
 }
 
 function expectedWait({ unserved, expected_wait_seconds: wait }) {
-  const unknown = "Known once three tunings or jobs have ended on this device and a worker that takes work serves it";
+  const unknown = "Shown after three tunings or jobs have ended on this device, while a worker serves it";
   return unserved !== null || wait === null
     ? html`<span class="muted" title=${unserved === null ? unknown : null}>${unserved ?? "not known yet"}</span>`
     : `about ${seconds(Math.round(wait))}`;

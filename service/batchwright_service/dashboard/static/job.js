@@ -133,7 +133,7 @@ function headlineOf(job) {
     return "Waiting";
   }
   if (!progress) {
-    return state === "RUNNING" ? "The first update is under way…" : "Ended before its first update";
+    return state === "RUNNING" ? "The first update is running…" : "Ended before its first update";
   }
   const total = totalOf(job);
   const begin = { RUNNING: total === null ? "" : "Update ", CANCELLING: "Stopping after ", SUCCEEDED: "Trained for " }[state] ?? "Stopped after ";

@@ -12,9 +12,9 @@ import { openSecretForm, Refusal } from "./secret_form.js";
 const REFRESH_SECONDS = 15;
 const SCOPES = {
   "tunings:read": "Read tunings, their evidence, recommendations, devices and GPUs",
-  "tunings:write": "Submit tunings and estimates, and cancel its own tunings",
+  "tunings:write": "Submit tunings and estimates; cancel its own tunings",
   "jobs:read": "Read jobs, their logs and checkpoints",
-  "jobs:run": "Configure and run jobs, and cancel its own",
+  "jobs:run": "Configure and run jobs; cancel its own jobs",
   admin: "All of the above, what others submitted, and these keys",
 };
 const EXPIRIES = [[30, "30 days"], [90, "90 days"], [365, "One year"], ["", "Never"]];

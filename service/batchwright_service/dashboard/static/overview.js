@@ -45,7 +45,7 @@ function Fleet({ now: { data, problem, now: again } }) {
     </section>
     <${Running} work=${data?.running} />
     <${Section} name="devices" title="Devices">${data && devices(data.devices, occupancy)}<//>
-    <${Section} name="queue" title="Queue" note=${data?.queue.length === QUEUE_SHOWN && `the first ${QUEUE_SHOWN}; positions count for each device`}>${data && queue(data.queue, "The queue is empty", again)}<//>
+    <${Section} name="queue" title="Queue" note=${data?.queue.length === QUEUE_SHOWN && `the first ${QUEUE_SHOWN}; positions are per device`}>${data && queue(data.queue, "The queue is empty", again)}<//>
     <${Section} name="activity" title="Activity">${summary && html`<div class="stack">
       <div class="happened">${failures(summary.failures)}${spent(summary.device_seconds)}</div>${gained(summary.gains.models)}
     </div>`}<//>`;
@@ -56,7 +56,7 @@ function Welcome() {
   const { data } = usePolled((signal) => get("/v1/tunings", { query: { limit: 1 }, signal }), SUMMARY_SECONDS);
   return data?.items.length === 0 && may("tunings:write") && emptyState({
     title: "Welcome to Batchwright",
-    text: "Describe what you train, and a tuning finds the largest micro-batch that fits, with a plan of exactly your effective batch.",
+    text: "Describe what you train. A tuning finds the largest micro-batch that fits, with a plan for exactly your effective batch.",
     action: html`<div class="form-buttons"><a class="button button-primary" href="/tunings/new?example=a+small+GPT">Try an example</a><a class="button" href="/tunings/new">New tuning</a></div>`,
   });
 }
@@ -206,7 +206,7 @@ function devices(rows, occupancy) {
   const shown = rows.map((row) => ({ ...row, occupancy: occupancy && occupancyOf(row.slot, occupancy) }));
   return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Devices" columns=${DEVICES} rows=${shown} keyOf=${(row) => row.slot} /></div>` : emptyState({
     title: "No worker serves a device",
-    text: "Tunings and jobs wait until one does. On a host with GPUs, and with the same database, run:",
+    text: "Tunings and jobs wait until one does. On a host with GPUs and the same database, run:",
     action: html`<p><code>batchwright work</code></p>`,
   });
 }

@@ -51,7 +51,7 @@ function sections(found, formats) {
     </div><//>
     ${found.feasible && html`<div id="exports"><${Card} name="exports" title="Exports"><${Exports} path=${path} formats=${formats} command=${command} /><//></div>`}
     ${found.feasible && html`<${Card} name="gpus" title="On other GPUs" aside=${html`<span class="muted small">estimated, not measured</span>`}>
-      ${command ? html`<p id="gpus" class="text">Nothing of a command is estimated: only a run shows its memory.</p>` : html`<${OtherGpus} request=${found.request} />`}
+      ${command ? html`<p id="gpus" class="text">A command cannot be estimated: only a run shows its memory.</p>` : html`<${OtherGpus} request=${found.request} />`}
     <//>`}
     <${Card} name="facts" title="Evidence"><div id="facts" class="stack">
       ${definitions(facts(found))}

@@ -45,14 +45,14 @@ export function runningCard(work) {
 function probes(work) {
   const last = work.detail?.at(-1)?.result;
   if (last === undefined) {
-    return html`<p class="small">${work.probes > 0 ? plural(work.probes, "probe") : "The first probe is under way"}</p>`;
+    return html`<p class="small">${work.probes > 0 ? plural(work.probes, "probe") : "The first probe is running"}</p>`;
   }
   return html`<p class="small latest">${plural(work.detail.length, "probe")}; last: micro-batch ${count(last.micro_batch_size)}, peak ${peakWords(last)} ${badge(last.outcome)}</p>`;
 }
 
 function progress({ detail }) {
   if (!detail) {
-    return html`<p class="small">The first update is under way</p>`;
+    return html`<p class="small">The first update is running</p>`;
   }
   const { update, updates, loss = null, seconds: each } = detail; // a command reports no loss, and may not know its updates
   if (updates === null) {

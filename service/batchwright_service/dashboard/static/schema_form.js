@@ -303,7 +303,7 @@ function writerOf(schema, path) {
   const words = wordsBesideList(schema);
   if (words.length > 0) {
     const parse = (text) => (words.includes(text) ? text : text.split(/[\n,]/).map((part) => part.trim()).filter(Boolean));
-    return { lines: 2, parse, format: (value) => [value].flat().join("\n"), hint: `\`${words.join("`, `")}\`, or several: one a line, or with commas between.` };
+    return { lines: 2, parse, format: (value) => [value].flat().join("\n"), hint: `\`${words.join("`, `")}\`, or several, one per line or separated by commas.` };
   }
   if (path.endsWith("_bytes")) {
     return { parse: asBytes, format: sizeText, hint: "For example 24 GiB." };
@@ -346,7 +346,7 @@ function asBytes(text) {
   const [, figure, unit] = SIZE.exec(text) ?? [];
   const factor = UNITS[(unit ?? "").toLowerCase()];
   if (figure === undefined || factor === undefined || Number.isNaN(Number(figure))) {
-    throw new Error(`"${text}" is not a size: write for example 24 GiB, or a number of bytes`);
+    throw new Error(`"${text}" is not a size: write, for example, 24 GiB or a number of bytes`);
   }
   return Math.round(Number(figure) * factor);
 }

@@ -77,7 +77,7 @@ export function StaleAlert({ id }) {
 function warning({ changes, replaced_by: replaced }, confirm, onProblem) {
   return alertBox(
     "warn",
-    "Made under other conditions than today's",
+    "Made under different conditions",
     `${changesText(changes)}. The same request under today's conditions usually takes one probe.`,
     replaced !== null && html`<p>It gave another plan: ${linkTo("recommendations", replaced)}.</p>`,
     replaced === null && may("tunings:write") && html`<p><${Button} act=${confirm} onProblem=${onProblem}>Confirm it<//></p>`,

@@ -87,7 +87,7 @@ function TrainDialog({ found, document, close }) {
 /** The settings of the run; a command takes the number of updates, if anything. */
 function settings(form, command) {
   if (command && !takesUpdates(command)) {
-    return html`<p>The command makes as many updates as it decides itself, and keeps its own checkpoints.</p>`;
+    return html`<p>The command decides how many updates it makes, and keeps its own checkpoints.</p>`;
   }
   const field = (path) => html`<${Field} key=${path} form=${form} path=${path} />`;
   return html`

@@ -83,7 +83,7 @@ function openRotation(title, onEnd) {
     action: "Rotate the secret",
     fields: () => html`<div class="field"><label for="overlap">The old secret ends</label>
       <select id="overlap" name="overlap" class="input" aria-describedby="overlap-hint">${OVERLAPS.map(([seconds, text]) => html`<option value=${seconds} selected=${seconds === DEFAULT_OVERLAP}>${text}</option>`)}</select>
-      <p id="overlap-hint" class="field-hint">Until then both secrets sign each message, so that the receiver can change over.</p></div>`,
+      <p id="overlap-hint" class="field-hint">Until then both secrets sign each message, so the receiver has time to switch.</p></div>`,
     send: (fields) => post(`${path}/rotate`, { overlap_seconds: Number(fields.get("overlap")) }),
     shown: secretOf,
     onEnd,

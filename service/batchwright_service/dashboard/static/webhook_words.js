@@ -21,7 +21,7 @@ export function backlog({ pending, dead }) {
 export function secretOf(webhook) {
   return {
     title: `The secret of “${webhook.name || hostOf(webhook.url)}”`,
-    warning: "It is not shown again. The receiver checks with it that messages come from this service.",
+    warning: "It is not shown again. The receiver needs it to check that messages come from this service.",
     label: "Secret",
     secret: webhook.secret,
     note: "Messages are signed as in Standard Webhooks.",

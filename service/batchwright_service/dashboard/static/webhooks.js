@@ -15,7 +15,7 @@ const EVENTS = {
   "tuning.infeasible": "A tuning ended without a plan",
   "tuning.failed": "A tuning failed",
   "tuning.cancelled": "A tuning was cancelled",
-  "job.succeeded": "A job ended its training",
+  "job.succeeded": "A job finished its training",
   "job.failed": "A job failed",
   "job.cancelled": "A job was cancelled",
 };
@@ -27,7 +27,7 @@ function WebhooksPage() {
     <div class="page-head">
       <h1>Webhooks</h1>
       ${isAllowed && html`<div class="page-actions"><button class="button button-primary" type="button" onClick=${() => openForm(now, data.hosts)}>New webhook</button></div>`}
-      <p class="page-lead">Receivers of signed messages about tunings and jobs that end.</p>
+      <p class="page-lead">Receivers are told by a signed message when a tuning or job ends.</p>
     </div>
     ${problem && problemAlert(problem)}
     ${data === null && !problem && html`<p class="muted">Loading…</p>`}
@@ -60,10 +60,10 @@ function formFields(hosts) {
       <input id="webhook-url" name="url" type="url" class="input" required maxlength="2000" pattern="https?://.+" placeholder="https://hooks.example.org/tunings" autocomplete="off" autofocus aria-describedby="url-hint" />
       <p id="url-hint" class="field-hint">Messages are sent there by POST. The operator allows ${hosts.join(", ")}.</p></div>
     <div class="field"><label for="webhook-name">Name</label><input id="webhook-name" name="name" class="input" maxlength="100" autocomplete="off" /></div>
-    <fieldset class="scopes"><legend>Events (all when none is chosen)</legend>${Object.entries(EVENTS).map(event)}</fieldset>
+    <fieldset class="scopes"><legend>Events (none chosen: all)</legend>${Object.entries(EVENTS).map(event)}</fieldset>
     <div class="field"><label for="webhook-project">Project</label>
       <input id="webhook-project" name="project" class="input" maxlength="63" autocomplete="off" aria-describedby="project-hint" />
-      <p id="project-hint" class="field-hint">Only work of this project is reported; all work without one.</p></div>`;
+      <p id="project-hint" class="field-hint">Only work of this project is reported. Without a project, all work is.</p></div>`;
 }
 
 render(html`<${WebhooksPage} />`, byId("page"));

@@ -128,7 +128,7 @@ class WorkerProcess:
                 break
             if message["number"] == number:
                 return families_from(message["families"])
-        _log.warning("the metrics lack those of the workers, whose process does not respond")
+        _log.warning("the metrics of the workers are missing: their process does not respond")
         return []
 
     def _send(self, command: str, **arguments: int) -> bool:

@@ -25,6 +25,7 @@ from batchwright.schemas.base import load_document
 from batchwright.schemas.field_errors import problems_in
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.system.files import write_atomically
+from batchwright.units import counted
 
 _DEFAULTS = ExportOptions()
 
@@ -112,9 +113,9 @@ def format_table(listed: list[ExportFormat]) -> Table:
 def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableType:
     """Build the summary of an export: plan, environment, warnings and files."""
     plan = made.plan
-    steps = f"{plan.gradient_accumulation_steps} micro-batch(es) of at most {plan.micro_batch_size}"
+    steps = f"{counted(plan.gradient_accumulation_steps, 'step')} of at most {plan.micro_batch_size}"
     target = f"{made.title} {made.target_version}"
-    lines = [f"{target}: {plan.effective_batch_size} samples per update, {plan.world_size} rank(s), {steps}"]
+    lines = [f"{target}: {plan.effective_batch_size} samples per update, {counted(plan.world_size, 'rank')}, {steps}"]
     if not plan.exact:
         lines.append(f"NOT EXACT: {plan.requested_effective_batch_size} were requested")
     lines += [

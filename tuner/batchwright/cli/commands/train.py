@@ -35,7 +35,9 @@ def train(  # noqa: PLR0913 - a command's options are its arguments
     *,
     recommendation: Annotated[
         Path | None,
-        typer.Option(help="The recommendation of `tune`, as JSON. SPEC may differ in what leaves memory as it is."),
+        typer.Option(
+            help="The recommendation of `tune`, as JSON. SPEC may differ in fields that do not affect memory."
+        ),
     ] = None,
     training: options.TrainingOptions,
     output_dir: options.OutputDirectory = Path("runs/train"),

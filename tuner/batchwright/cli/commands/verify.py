@@ -84,7 +84,7 @@ def describe_verification(made: Verification) -> str:
     """Describe a verification in a few lines, with the command's own output where it failed."""
     lines = [f"The command {_VERDICTS[made.verdict]}: {made.statement}"]
     if made.samples_per_second is not None:
-        lines.append(f"{made.samples_per_second:,.1f} samples per second, reading of data included")
+        lines.append(f"{made.samples_per_second:,.1f} samples per second, including data loading")
     if made.probe.files is not None:
         lines.append(f"Files outside of the probe's folder: {made.probe.files.in_words}")
     return "\n".join([*lines, *([made.probe.traceback] if made.probe.traceback else [])])

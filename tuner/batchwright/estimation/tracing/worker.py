@@ -27,6 +27,7 @@ from batchwright.system.files import write_atomically
 from batchwright.system.fork_map import default_process_count
 from batchwright.system.fork_server.server import Application, serve
 from batchwright.system.subreaper import Channel
+from batchwright.units import format_bytes
 from batchwright.workloads.preload import import_early
 
 _NO_SHIM = "CUDA's decisions cannot be traced here, the CPU's are traced instead"
@@ -116,7 +117,7 @@ def _trace_profiles(
 def _failure_of(error: BaseException) -> TraceFailure:
     if isinstance(error, Exception) and classify_exception(error) is FailureKind.OUT_OF_MEMORY:
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-        message = f"tracing needed more than its limit of {limit} bytes of host memory"
+        message = f"tracing needed more host memory than its limit of {format_bytes(limit)}"
         return TraceFailure(kind=EstimateError.__name__, message=message)
     if isinstance(error, SpecError):
         return TraceFailure(kind=SpecError.__name__, message=str(error), problems=tuple(error.problems))

@@ -109,12 +109,12 @@ def _warnings(context: ExportContext) -> Warnings:
     )
     found |= token_weighting(context, message)
     found["tail-window"] = (
-        "The last update of an epoch is made with the micro-batches that are left, each divided by "
-        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        "The last update of an epoch has fewer micro-batches, but each loss is still divided by "
+        f"{plan.gradient_accumulation_steps}: the step is too small. Cut the epoch to a multiple of "
         f"{plan.effective_batch_size} samples. {dropped_samples(context, '`drop_last`')}"
     )
     if norm is None:
-        message = "Gradients were not clipped where it was measured: leave `accelerator.clip_grad_norm_` out."
+        message = "The probes did not clip gradients: leave `accelerator.clip_grad_norm_` out."
     else:
         message = (
             f"Clip in your loop, once per update: `if accelerator.sync_gradients: accelerator.clip_grad_norm_("
@@ -124,17 +124,18 @@ def _warnings(context: ExportContext) -> Warnings:
     found |= left_out(context, "optimizer-in-code", "schedule-in-code")
     if plan.world_size > 1 and context.spec.schedule != ScheduleSpec():
         found["schedule-steps-per-rank"] = (
-            f"A scheduler that went through `accelerator.prepare` makes {plan.world_size} steps (one for each rank) "
-            "per update, and is at its end after a part of the run: leave it out of `prepare` and step it once per "
-            "update, where `accelerator.sync_gradients` is true."
+            f"A scheduler passed to `accelerator.prepare` makes {plan.world_size} steps per update (one for "
+            "each rank), so it ends too early: leave it out of `prepare`, and step it once per update, when "
+            "`accelerator.sync_gradients` is true."
         )
     if kind != "FSDP":
         found |= left_out(context, "activation-checkpointing-in-code")
     found |= left_out(context, "model-dtype")
     if kind == "MULTI_CPU":
         found["ranks-on-cpu"] = (
-            "On CPUs `accelerate launch` starts one process unless MPI is configured, regardless of `num_processes`, "
-            f"and the effective batch shrinks to a rank's: {_LAUNCH} uses torchrun."
+            "On CPUs `accelerate launch` starts one process unless MPI is configured, regardless of "
+            f"`num_processes`, and the effective batch would shrink to one rank's share: {_LAUNCH} uses "
+            "torchrun instead."
         )
     found |= _several_machines(context)
     return found | left_out(context, *OF_THE_WORKLOAD)
@@ -143,9 +144,9 @@ def _warnings(context: ExportContext) -> Warnings:
 def _describe_loader(context: ExportContext) -> str:
     size = context.plan.micro_batch_size
     return (
-        f"The micro-batch is the DataLoader's: `DataLoader(..., batch_size={size}, drop_last=True)`, or "
-        '`int(os.environ["BATCHWRIGHT_MICRO_BATCH_SIZE"])`. Leave `split_batches` off: with it that size would be all '
-        "ranks' together."
+        f"Set the micro-batch size in your DataLoader: `DataLoader(..., batch_size={size}, drop_last=True)`, "
+        'or `int(os.environ["BATCHWRIGHT_MICRO_BATCH_SIZE"])`. Leave `split_batches` off: it would divide '
+        "that size among all ranks."
     )
 
 
@@ -156,8 +157,8 @@ def _several_machines(context: ExportContext) -> Warnings:
         gpu = "`--machine_rank`, `--main_process_ip` and `--main_process_port`"
         options = "`--rdzv-backend=c10d` and `--rdzv-endpoint`" if context.on_cpu else gpu
         found["several-machines"] = (
-            f"It runs on {machines} machines: start `sh {_LAUNCH}` on each, with {options} put before the script's "
-            f"name in {_LAUNCH}."
+            f"The run takes {machines} machines: start `sh {_LAUNCH}` on each, with {options} before the "
+            f"script's name in {_LAUNCH}."
         )
     return found
 

@@ -102,15 +102,15 @@ def _warnings(context: ExportContext) -> Warnings:
     found |= advice.packing(context, "`sample_packing: true`", is_written=True)
     if spec.batch.packing == "bfd":
         found["packing-attention"] = (
-            f"`attn_implementation: {_attention(context)}` keeps records apart in rows of {length} tokens, as was "
-            "measured (`eager` does for models without `sdpa`). Without that key records see each other. With "
-            "`flash_attention_2` or `flex_attention` axolotl joins a micro-batch into one row, whose memory was not "
-            "measured."
+            f"`attn_implementation: {_attention(context)}` keeps the records of a row of {length} tokens "
+            "apart, as in the probes (use `eager` for models without `sdpa`). Without this key records "
+            "attend to each other. With `flash_attention_2` or `flex_attention` axolotl joins a micro-batch "
+            "into one row; that memory was not measured."
         )
     found |= products_in_8_bits(context, "axolotl")
     found |= advice.data_parallel_ranks(context, "`tensor_parallel_size` x `context_parallel_size`")
     found["drop-batch-size"] = (
-        "The keys belong into your axolotl file, in place of `batch_size`, which axolotl refuses beside "
+        "Put these keys into your axolotl file and remove `batch_size`: axolotl rejects it together with "
         "`gradient_accumulation_steps`."
     )
     if length is not None:
@@ -120,8 +120,9 @@ def _warnings(context: ExportContext) -> Warnings:
         )
     if context.plan.world_size > 1:
         found["token-weighting"] = (
-            "axolotl turns `average_tokens_across_devices` off: each rank's loss is averaged over its own tokens, so "
-            "that ranks with fewer labelled tokens weigh as much. Sequences of equal length are exact."
+            "axolotl turns `average_tokens_across_devices` off: each rank's loss is averaged over its own "
+            "tokens, so ranks with fewer labelled tokens count as much as others. Sequences of equal length "
+            "are exact."
         )
     if spec.precision.endswith("mixed"):
         is_here = "`bf16: true` and `fp16: true` also load the weights in 16 bits."

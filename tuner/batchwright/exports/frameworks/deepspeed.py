@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import json_file
 from batchwright.exports.spec_advice import OF_THE_WORKLOAD, left_out, token_weighting
+from batchwright.units import counted
 
 _AUTOCAST: dict[str, str] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _ADAMS = frozenset({"adam", "adamw"})
@@ -64,8 +65,9 @@ def _warnings(context: ExportContext) -> Warnings:
     found: Warnings = {}
     plan = context.plan
     found["world-size"] = (
-        f"Start exactly {plan.world_size} data-parallel rank(s): DeepSpeed refuses the configuration unless "
-        f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps} x ranks is {plan.effective_batch_size}."
+        f"Start exactly {counted(plan.world_size, 'data-parallel rank')}: DeepSpeed rejects the configuration "
+        f"unless {plan.micro_batch_size} x {plan.gradient_accumulation_steps} x ranks is "
+        f"{plan.effective_batch_size}."
     )
     found["data-loader-batch"] = (
         "A DataLoader of your own (not `training_data=` of `deepspeed.initialize`) needs "
@@ -73,13 +75,13 @@ def _warnings(context: ExportContext) -> Warnings:
     )
     found |= token_weighting(context, _TOKENS)
     found["tail-window"] = (
-        f"DeepSpeed steps after each {plan.gradient_accumulation_steps} micro-batches and knows no epochs: the "
-        "samples left of one join the first update of the next, and those left at the end never count. Cut the epoch "
-        f"to a multiple of {plan.effective_batch_size} samples if an update must not span two."
+        f"DeepSpeed steps after every {plan.gradient_accumulation_steps} micro-batches, across epochs: an "
+        "epoch's leftover samples join the next epoch's first update, and the last leftovers are never used. "
+        f"Cut the epoch to a multiple of {plan.effective_batch_size} samples if an update must not span two."
     )
     if context.spec.precision == "bf16":
         found["model-dtype"] = (
-            "Parameters, gradients and the optimizer's state in bf16 were measured: hand over "
+            "The probes kept parameters, gradients and optimizer state in bf16: pass "
             "`model.to(torch.bfloat16)`, and leave `bf16` off, which would add fp32 copies of all parameters."
         )
     found |= left_out(context, "default-learning-rate", "schedule-in-code")

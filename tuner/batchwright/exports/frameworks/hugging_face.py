@@ -21,9 +21,10 @@ from batchwright.exports.spec_advice import (
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
 
 _TOKENS = (
-    "Each token counts alike only if the model's `forward` takes `num_items_in_batch` in its keyword arguments, as "
-    "the library's own language models do. For any other model pass the Trainer a `compute_loss_func` that divides "
-    "the summed loss by `num_items_in_batch`; else it steps with the mean of micro-batches' means."
+    "Every token counts equally only if the model's `forward` takes `num_items_in_batch` in its keyword "
+    "arguments, like the library's own language models. For any other model pass the Trainer a "
+    "`compute_loss_func` that divides the summed loss by `num_items_in_batch`; otherwise it averages the "
+    "means of the micro-batches."
 )
 
 
@@ -105,28 +106,29 @@ def _warnings(context: ExportContext) -> Warnings:
     if machines > 1:
         start = f"`torchrun --nnodes={machines} --nproc-per-node={processes}` on each of {machines} machines"
     found["world-size"] = (
-        f"TrainingArguments do not hold the number of ranks: start exactly {ranks}, one per device ({start}). One "
-        f"process that sees several devices runs `DataParallel`, and takes {context.plan.micro_batch_size} samples for "
-        "each of them."
+        f"TrainingArguments do not set the number of ranks: start exactly {ranks}, one per device ({start}). "
+        "One process that sees several devices runs `DataParallel`, and takes "
+        f"{context.plan.micro_batch_size} samples for each of them."
     )
     found |= token_weighting(context, _TOKENS)
     found["tail-window"] = (
-        "The last update of an epoch is made with the micro-batches that are left, correctly weighted. "
-        f"{dropped_samples(context, '`dataloader_drop_last`')} A dataset without a length never makes that update, and "
-        "its gradient joins the next epoch's first: give it a length."
+        "The last update of an epoch has fewer micro-batches, correctly weighted. "
+        f"{dropped_samples(context, '`dataloader_drop_last`')} If the dataset has no length, that update is "
+        "never made, and its gradient joins the next epoch's first update: give the dataset a length."
     )
     if _has_optimizer(context):
         found |= left_out(context, "default-learning-rate")
     else:
         found["optimizer-in-code"] = (
-            f"No `optim` of the Trainer is what was measured: pass `optimizers=({torch_call(spec.optimizer)}, None)`."
+            "The Trainer has no `optim` for the measured optimizer: pass "
+            f"`optimizers=({torch_call(spec.optimizer)}, None)`."
         )
     if spec.precision == "bf16":
         found |= left_out(context, "model-dtype")
     elif context.version != FOUR:
         found["model-dtype"] = (
-            "Parameters in fp32 were measured, and `from_pretrained` loads them in the checkpoint's own type, often "
-            "bf16: set `dtype=torch.float32`."
+            "The probes had parameters in fp32, but `from_pretrained` loads them in the checkpoint's own "
+            "type, often bf16: set `dtype=torch.float32`."
         )
     parts = OF_THE_WORKLOAD[:-1] if _smoothing(context) else OF_THE_WORKLOAD
     return found | left_out(context, "sharding-left-out", *parts)

@@ -75,20 +75,20 @@ def _warnings(context: ExportContext) -> Warnings:
     found: Warnings = {}
     plan = context.plan
     found["data-loader-batch"] = (
-        "The micro-batch is your DataModule's: pass `batch_size` on to the training DataLoader (with "
+        "Your DataModule sets the micro-batch: pass `batch_size` on to the training DataLoader (with "
         f"`drop_last=True`), {plan.micro_batch_size} samples on every rank."
     )
     found |= token_weighting(context, _TOKENS)
     found["tail-window"] = (
-        "The last update of an epoch is made with the micro-batches that are left, each divided by "
-        f"{plan.gradient_accumulation_steps} all the same: too small a step. Cut the epoch to a multiple of "
+        "The last update of an epoch has fewer micro-batches, but each loss is still divided by "
+        f"{plan.gradient_accumulation_steps}: the step is too small. Cut the epoch to a multiple of "
         f"{plan.effective_batch_size} samples, or make `limit_train_batches` a multiple of "
         f"{plan.gradient_accumulation_steps}. {dropped_samples(context, '`drop_last`')}"
     )
     if _cannot_clip(context):
         found["sharding-left-out"] = (
-            "The strategy is `ddp` instead of `fsdp`, which cannot clip by norm in Lightning. A whole copy of the "
-            "model on each device was measured, so it fits."
+            "The strategy is `ddp`, because Lightning's `fsdp` cannot clip by norm. The probes measured a "
+            "whole copy of the model on each device, so it fits."
         )
     found |= left_out(context, "optimizer-in-code", "schedule-in-code")
     return found | left_out(context, "activation-checkpointing-in-code", "compile-in-code", *OF_THE_WORKLOAD)

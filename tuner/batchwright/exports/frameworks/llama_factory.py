@@ -116,16 +116,17 @@ def _warnings_of_0_9(context: ExportContext) -> Warnings:
     found: Warnings = {}
     ranks, batch = context.plan.world_size, context.spec.batch
     found["world-size"] = (
-        f"The file does not hold the number of ranks: start exactly {ranks} (`llamafactory-cli` starts one for each "
-        f"device that it sees: `NPROC_PER_NODE={ranks}`, with as many `CUDA_VISIBLE_DEVICES`), or the effective batch "
-        f"is another than {context.plan.effective_batch_size}."
+        f"The file does not set the number of ranks: start exactly {ranks}, or the effective batch is not "
+        f"{context.plan.effective_batch_size}. `llamafactory-cli` starts one for each visible device: set "
+        f"`NPROC_PER_NODE={ranks}` and as many `CUDA_VISIBLE_DEVICES`."
     )
     found |= advice.packing(context, "`packing: true`, which `stage: pt` turns on by itself,", is_written=True)
     if batch.packing == "bfd":
         found["packing-stage"] = (
-            "`neat_packing`, which keeps records apart, is of `stage: sft` alone: with another stage LLaMA-Factory "
-            f"refuses the file. It pads a sequence to `cutoff_len` + 1 tokens, and {batch.sequence_length} were "
-            "measured. Leave `flash_attn` at `auto` or `sdpa`: with `fa2` a micro-batch has to be of one sequence."
+            "Only `stage: sft` has `neat_packing`, which keeps records apart: with another stage "
+            "LLaMA-Factory rejects the file. It pads a sequence to `cutoff_len` + 1 tokens, and the probes "
+            f"used {batch.sequence_length}. Leave `flash_attn` at `auto` or `sdpa`: with `fa2` a micro-batch "
+            "must be one sequence."
         )
     if context.spec.preference is not None:
         found |= advice.without_dropout("LLaMA-Factory")
@@ -135,12 +136,12 @@ def _warnings_of_0_9(context: ExportContext) -> Warnings:
 def _warnings_of_v1(context: ExportContext) -> Warnings:
     found: Warnings = {}
     found["needs-use-v1"] = (
-        "These keys are those of the new trainer: run `llamafactory-cli` with `USE_V1=1` in the environment."
+        "These keys are for the new trainer: run `llamafactory-cli` with `USE_V1=1` in the environment."
     )
     if context.spec.batch.packing is not None:
         found["packing-not-written"] = (
-            "The spec packs records into sequences of equal length, which the new trainer does not: export for the "
-            "trainer of 0.9, or tune without packing."
+            "The spec packs records into sequences of equal length, which the new trainer cannot do: export "
+            "for the trainer of 0.9, or tune without packing."
         )
     else:
         found["packing-changes-samples"] = (
@@ -149,7 +150,7 @@ def _warnings_of_v1(context: ExportContext) -> Warnings:
         )
     found |= advice.data_parallel_ranks(context, "`cp_size`")
     if context.spec.precision != "fp32":
-        is_here = "Weights are loaded in the checkpoint's own type, and `bf16` matters under `dist_config` alone."
+        is_here = "Weights are loaded in the checkpoint's own type, and `bf16` only takes effect under `dist_config`."
         found |= advice.precision_differs(context, is_here)
     return found
 

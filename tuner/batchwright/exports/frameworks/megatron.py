@@ -40,8 +40,8 @@ def _warnings(context: ExportContext) -> Warnings:
     found = advice.measured_elsewhere(context, "Megatron-LM")
     found |= advice.data_parallel_ranks(context, "tensor x pipeline x context parallel size")
     found["batch-size-schedules"] = (
-        "`--rampup-batch-size` and `--step-batch-size-schedule` begin with another effective batch, and "
-        "`--decrease-batch-size-if-needed` lowers it without a word: leave them out to train with "
+        "`--rampup-batch-size` and `--step-batch-size-schedule` start with another effective batch, and "
+        "`--decrease-batch-size-if-needed` lowers it silently: leave them out to train with "
         f"{plan.effective_batch_size} samples per update."
     )
     if spec.batch.packing is not None:
@@ -49,11 +49,12 @@ def _warnings(context: ExportContext) -> Warnings:
         found |= advice.packing(context, flags)
     if plan.gradient_accumulation_steps * plan.world_size > 1:
         found["token-weighting"] = (
-            "Each micro-batch's loss is averaged over its own tokens, so that accumulated updates differ from "
-            "full-batch ones where samples have different numbers of labelled tokens: add `--calculate-per-token-loss`."
+            "Each micro-batch's loss is averaged over its own tokens, so accumulated updates differ from "
+            "full-batch ones if samples have different numbers of labelled tokens: add "
+            "`--calculate-per-token-loss`."
         )
     if spec.precision != "fp32":
-        is_here = "`--bf16` and `--fp16` hold the weights in 16 bits beside a 32-bit copy in the optimizer."
+        is_here = "`--bf16` and `--fp16` hold the weights in 16 bits, with a 32-bit copy in the optimizer."
         found |= advice.precision_differs(context, is_here)
     return found
 

@@ -36,11 +36,10 @@ def _warnings(context: ExportContext) -> Warnings:
     found |= advice.packing(context, "`packed_sequence`")
     found |= advice.data_parallel_ranks(context, "`tp_size` x `pp_size` x `cp_size`")
     found["last-update-smaller"] = (
-        "The last update of an epoch takes what is left of the data, with fewer samples than the effective batch; it "
-        "is weighted by its own tokens."
+        "The last update of an epoch has fewer samples than the effective batch, and is weighted by its own tokens."
     )
     if context.spec.precision != "fp32":
-        is_here = "it is a matter of `model.torch_dtype` and of the strategy's mixed precision policy."
+        is_here = "it follows from `model.torch_dtype` and the strategy's mixed precision policy."
         found |= advice.precision_differs(context, is_here)
     return found
 

@@ -39,8 +39,8 @@ def _head(context: ExportContext) -> str:
     names = ["BatchSchedule", "GradientAccumulation", "Position", "join_ranks", *["local_rank"] * (not context.on_cpu)]
     lines = [
         f"{origin(context)}#",
-        "# Needs `pip install 'batchwright[torch]'`, and no service. Yours to change are `build_model`, `build_data`,",
-        "# `collate` and `loss`: a small stand-in, so that it runs as it is.",
+        "# Needs `pip install 'batchwright[torch]'`, and no service. Replace `build_model`, `build_data`, `collate`",
+        "# and `loss`, which are small examples, so that the program runs at once.",
         "",
         "import argparse",
         "import os",
@@ -136,7 +136,7 @@ def _main(context: ExportContext) -> str:
         f"    device = {_CPU if context.on_cpu else _CARD}",
         "    ranks = join_ranks(device)",
         "    if ranks.size != WORLD_SIZE:",
-        '        sys.exit(f"{ranks.size} ranks were started, and the plan is for {WORLD_SIZE}")',
+        '        sys.exit(f"{ranks.size} ranks were started, but the plan is for {WORLD_SIZE}")',
         "    torch.manual_seed(SEED)",
         f"    model = build_model().to(device{', torch.bfloat16' if spec.precision == 'bf16' else ''})",
         *(["    model = torch.compile(model)"] if spec.compile else []),
@@ -158,7 +158,7 @@ def _main(context: ExportContext) -> str:
         *([f"                average.lerp_(parameter.detach().float(), 1 - {spec.ema_decay!r})"] if averaged else []),
         "        if ranks.rank == 0:",
         "            samples = batches.size(position)",
-        '            print(f"update {position.update + 1}: {samples} samples, loss {report.loss:.4f}")',
+        '            print(f"update {position.update + 1}: batch of {samples}, loss {report.loss:.4f}")',
         "        position = batches.advanced(position)",
         "    ranks.close()",
     ]
@@ -192,8 +192,8 @@ def _warnings(context: ExportContext) -> Warnings:
     machines, _ = nodes(context)
     if machines > 1:
         found["several-machines"] = (
-            f"It runs on {machines} machines: start `{_SCRIPT}` by one of the launchers' exports, which know how they "
-            "find each other."
+            f"The run takes {machines} machines: start `{_SCRIPT}` by one of the launchers' exports, which "
+            "know how they find each other."
         )
     found |= left_out(
         context,

@@ -100,7 +100,7 @@ def _warnings(context: ExportContext) -> Warnings:
     found = advice.measured_elsewhere(context, "torchtitan")
     found |= advice.data_parallel_ranks(context, "tensor x pipeline x context parallel degree")
     found["packing-changes-samples"] = (
-        "torchtitan cuts its text into full sequences: a sample of these figures is such a sequence, not a document."
+        "torchtitan cuts its text into full sequences: a sample of this plan is one such sequence, not a document."
     )
     found["recomputes-by-default"] = (
         "Activations are recomputed selectively unless `activation_checkpoint` is set; the probes ran "
@@ -110,13 +110,13 @@ def _warnings(context: ExportContext) -> Warnings:
         found |= advice.packing(context, "attention that is causal within each document")
     if context.version == _IN_TOKENS and limit is None:
         found["clips-by-default"] = (
-            "The spec does not clip gradients, but without `max_norm` they are clipped at a norm of 1.0. Set it to "
-            '`float("inf")`; it belongs to `training` or to `optimizer`, by the day of the checkout.'
+            "The spec does not clip gradients, but without `max_norm` they are clipped at a norm of 1.0. Set "
+            'it to `float("inf")`; depending on the checkout, the field is in `training` or `optimizer`.'
         )
     elif context.version == _IN_TOKENS:
         found["clipping-not-written"] = (
-            f"The spec clips gradients at {limit}: set `max_norm` to it. It belongs to `training` or to `optimizer`, "
-            "by the day of the checkout, and is 1.0 by default."
+            f"The spec clips gradients at {limit}: set `max_norm` to it. Depending on the checkout, the field "
+            "is in `training` or `optimizer`; its default is 1.0."
         )
     if spec.precision not in _DTYPES:
         found |= advice.precision_differs(context, "torchtitan has no fp16.")

@@ -15,6 +15,7 @@ from batchwright.exports.base import ExportContext, ExportedFile, Warnings
 from batchwright.exports.rendering import plan_variables
 from batchwright.exports.spec_advice import LARGEST_NODE
 from batchwright.schemas.command import OUTPUT_DIRECTORY, UPDATES
+from batchwright.units import counted
 
 _OUTPUT = "output"
 _LONGEST_SCRIPT = 100_000
@@ -87,9 +88,7 @@ def carried_command(context: ExportContext, folder: str | None) -> CarriedComman
         return None
     model, plan, updates = command.model, context.plan, context.options.updates
     if updates is None and UPDATES in model.placeholders:
-        raise ExportError(
-            "wrong-option", "the command has the placeholder `{updates}`: say how many it makes, in `updates`"
-        )
+        raise ExportError("wrong-option", "the command has the placeholder `{updates}`: give their number in `updates`")
     prefix = "" if folder is None else f"{folder}/"
     sizes = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.effective_batch_size, updates)
     filled = model.filled(sizes, prefix + _OUTPUT, {name: prefix + name for name in model.files})
@@ -111,8 +110,9 @@ def ranks_of_one_node(context: ExportContext) -> int:
     if per_node is not None and per_node != world:
         raise ExportError(
             "wrong-option",
-            f"the command starts its {world} rank(s) itself, on one node: leave `processes_per_node` out (it is "
-            f"{per_node}). For several nodes, tune a spec of the workload, whose export starts the ranks",
+            f"the command starts its {counted(world, 'rank')} itself, on one node: leave `processes_per_node` "
+            f"out (it is {per_node}). For several nodes, tune a spec of the workload, whose export starts the "
+            "ranks",
         )
     return world
 
@@ -128,7 +128,7 @@ def command_advice(context: ExportContext) -> Warnings:
     starts = "one process" if ranks == 1 else f"its {ranks} ranks on one node"
     large = f" A node with {ranks} devices is requested." if ranks > LARGEST_NODE else ""
     found["command-as-tuned"] = (
-        f"The job is the command that was tuned, with the figures of the plan: it starts {starts} by itself, without a "
-        f"torchrun of this export. Start it in {where}.{large}"
+        f"The job runs the tuned command with the figures of the plan. The command starts {starts} itself, so "
+        f"this export adds no torchrun. Start it in {where}.{large}"
     )
     return found

@@ -115,16 +115,16 @@ def pod_warnings(context: ExportContext, launch: Launch, *, placed: bool = True)
     versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
     measured = f" and what the probes ran with ({versions})" if versions else " and the versions the probes ran with"
     found["image"] = (
-        f"The image {context.options.image} must have {required_files(launch)} in its working directory{measured}: "
-        "other versions take other amounts of memory."
+        f"The image {context.options.image} must have {required_files(launch)} in its working "
+        f"directory{measured}: memory differs between versions."
     )
     found |= output_in_container(launch)
     if launch.on_gpu:
-        remedy = "Choose nodes with that device, by the labels that your nodes carry."
+        remedy = "Choose nodes with that device by your nodes' labels."
         if placed and _product(launch) is not None:
             remedy = (
-                "The nodeSelector requests that device by the label of NVIDIA's GPU feature discovery; where nodes do "
-                "not carry it (the job stays pending) put your own label there."
+                "The nodeSelector requests that device by the label of NVIDIA's GPU feature discovery. If "
+                "your nodes lack it, the job stays pending: use your own label."
             )
         found["same-device"] = f"The figures were measured on {launch.device_name}. {remedy}"
         requested = "Only GPUs are requested: add the CPUs and the memory that your data loading takes"

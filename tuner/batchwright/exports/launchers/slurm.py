@@ -99,8 +99,8 @@ def _warnings(context: ExportContext, launch: Launch) -> Warnings:
     )
     if launch.command is not None and launch.processes_per_node > 1:
         found["one-task"] = (
-            "The command is one task of Slurm, which starts its own ranks. Lightning takes Slurm's variables for ranks "
-            "of its own and refuses that: add the plugin `LightningEnvironment()` to its trainer."
+            "The command is one Slurm task that starts its own ranks. Lightning reads Slurm's variables and "
+            "rejects that: add the plugin `LightningEnvironment()` to its trainer."
         )
     return found | slices(launch)
 

@@ -146,7 +146,7 @@ def required_files(launch: Launch) -> str:
 def output_in_container(launch: Launch) -> Warnings:
     """Warn that a container's own folder ends with it."""
     folder = None if launch.command is None else launch.command.output_directory
-    message = f"`{{output_dir}}` of the command is {folder}, which ends with its machine: mount a volume there."
+    message = f"`{{output_dir}}` of the command is {folder}, which is lost with its machine: mount a volume there."
     return {} if folder is None else {"output-folder": message}
 
 
@@ -198,8 +198,8 @@ def same_versions(context: ExportContext, where: str) -> Warnings:
     """Warn that the job needs the versions of the probes."""
     versions = ", ".join(f"{name} {version}" for name, version in context.recommendation.versions.items())
     return {
-        "same-versions": f"{where} must hold what the probes ran with{f' ({versions})' if versions else ''}: other "
-        "versions take other amounts of memory. Pin them, or tune again there.",
+        "same-versions": f"{where} must hold what the probes ran with{f' ({versions})' if versions else ''}: memory "
+        "differs between versions. Pin them, or tune again there.",
     }
 
 
@@ -217,8 +217,8 @@ def slices(launch: Launch) -> Warnings:
     if launch.mig is not None:
         several = " NCCL does not join slices of one card: give each process a card of its own, or use one process."
         found["mig-device"] = (
-            f"The figures are those of a slice of a card ({launch.mig}): ask for such slices in the configuration "
-            f"of the scheduler.{several if launch.nodes * launch.processes_per_node > 1 else ''}"
+            f"The plan was measured on a slice of a card ({launch.mig}): request such slices from the "
+            f"scheduler.{several if launch.nodes * launch.processes_per_node > 1 else ''}"
         )
     return found
 

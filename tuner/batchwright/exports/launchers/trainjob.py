@@ -22,13 +22,13 @@ _PATCHES_SINCE = "2.3"
 _NODE = "node"
 """The runtime's name of its job and of the container in the job."""
 _UNPATCHED = {
-    "runtime-lacks": f"What changes the runtime's pods had another name in each release before {_PATCHES_SINCE}, so "
-    "this manifest has no memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or "
-    "load data without worker processes."
+    "runtime-lacks": f"Each release before {_PATCHES_SINCE} named pod overrides differently, so this manifest has no "
+    "memory volume for `/dev/shm` and no nodeSelector: put them into the training runtime, or load data without "
+    "worker processes."
 }
 _RESTARTS = {
-    "restarts": "How often a failed job starts again is the training runtime's matter (`backoffLimit`, `failurePolicy` "
-    "of its JobSet): the program then has to resume from its own checkpoint, as Batchwright's engine does."
+    "restarts": "The training runtime decides how often a failed job restarts (`backoffLimit`, `failurePolicy` of its "
+    "JobSet). The program must then resume from its own checkpoint, as Batchwright's engine does."
 }
 
 

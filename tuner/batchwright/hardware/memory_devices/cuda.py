@@ -134,9 +134,9 @@ def limit_less_context(limit_bytes: int, context_bytes: int, device: str) -> int
     left = limit_bytes - context_bytes
     if left < _LEAST_BYTES:
         raise DeviceError(
-            f"the memory limit of {format_bytes(limit_bytes)} ({limit_bytes} bytes, after the margin) leaves no memory "
-            f"for tensors: the context of a process on {device} takes {format_bytes(context_bytes)} ({context_bytes} "
-            "bytes) of it. Raise the limit, or leave it out to use the whole device"
+            f"the memory limit of {format_bytes(limit_bytes)} (after the margin) leaves no memory for "
+            f"tensors: the context of a process on {device} takes {format_bytes(context_bytes)} of it. Raise "
+            "the limit, or leave it out to use the whole device"
         )
     return left
 

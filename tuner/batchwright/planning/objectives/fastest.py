@@ -19,6 +19,7 @@ from batchwright.planning.parameters import SearchParameters
 from batchwright.planning.plan_figures import format_rate, optimistic_seconds, possible_sizes, update_seconds
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.units import counted
 
 
 class Fastest(ObjectiveStrategy):
@@ -73,12 +74,14 @@ class Fastest(ObjectiveStrategy):
         rates = {plan.micro_batch_size: plan.samples_per_second or 0.0 for plan in steady}
         rate = rates.get(size)
         if rate is None:
-            largest = f"{proof.fits} is the largest micro-batch that fits of those that change the steps"
+            largest = (
+                f"{proof.fits} is the largest micro-batch that fits, among the sizes that change the number of steps"
+            )
             return f"No plan could be timed: {largest}."
-        start = f"{steps_of(share, size)} accumulation steps make {format_rate(rate)} samples per second"
+        start = f"{counted(steps_of(share, size), 'accumulation step')}: {format_rate(rate)} samples per second"
         if rate >= max(rates.values()):
-            return f"{start}, the most of {len(rates)} plans that were timed."
-        return f"{start}: within the noise as many as any of {len(rates)} plans that were timed, with less memory."
+            return f"{start}, the fastest of {counted(len(rates), 'timed plan')}."
+        return f"{start}, with less memory. None of the {counted(len(rates), 'timed plan')} is faster beyond the noise."
 
 
 def _best(share: int, probes: Iterable[ProbeResult]) -> ProbeResult | None:

@@ -9,6 +9,7 @@ from typing_extensions import override
 from batchwright.planning.accumulation import steps_of
 from batchwright.planning.objectives.objective import ObjectiveStrategy
 from batchwright.schemas.recommendation import Alternative, Proof
+from batchwright.units import counted
 
 
 class FewestSteps(ObjectiveStrategy):
@@ -22,5 +23,8 @@ class FewestSteps(ObjectiveStrategy):
     ) -> str:
         steps = steps_of(share, size)
         if not proof.is_conclusive:
-            return f"{steps} accumulation steps with micro-batches of {size} fit; whether fewer do is not known."
-        return f"{steps} accumulation steps are the fewest that fit, and micro-batches of {size} are enough for them."
+            return (
+                f"A plan with {counted(steps, 'accumulation step')} of at most {size} samples fits. It is not "
+                "known whether fewer steps fit."
+            )
+        return f"{counted(steps, 'accumulation step')} of at most {size} samples: no plan with fewer steps fits."

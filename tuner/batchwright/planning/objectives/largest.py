@@ -28,4 +28,4 @@ class LargestMicroBatch(ObjectiveStrategy):
             return f"{size} fits; larger micro-batches were not tried."
         if not proof.shows_larger_fail:
             return f"{size} is the largest micro-batch that is known to fit."
-        return f"{size} is the largest micro-batch that fits{' of those searched' if of_a_grid else ''}."
+        return f"{size} is the largest micro-batch that fits{' among the sizes searched' if of_a_grid else ''}."

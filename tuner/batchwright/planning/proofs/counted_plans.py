@@ -107,7 +107,7 @@ def _judge(own: _Update, others: Sequence[_Update]) -> tuple[bool | None, str]:
     of_other_steps = [other for other in others if other.steps != own.steps]
     if any(other.passes == own.passes for other in of_other_steps):
         steps = ", ".join(str(other.steps) for other in of_other_steps)
-        return False, f"it made {own.passes} backward passes with {steps} micro-batches per update too"
+        return False, f"it also made {own.passes} backward passes with {steps} micro-batches per update"
     follows = passes == 1 or any(other.passes / other.steps == passes for other in of_other_steps)
     note = f"{own.passes // own.steps} backward passes per micro-batch" if follows and passes != 1 else ""
     shown = [name for name in own.samples if name.startswith("loader") or (name == "dimension 0" and own.size > 1)]
@@ -123,7 +123,7 @@ def _judge(own: _Update, others: Sequence[_Update]) -> tuple[bool | None, str]:
         if found == {count / (own.steps * own.size)}:
             ratios[name] = found.pop()
         elif found == {1.0} and len({other.size for other in others if name in other.samples}) > 1:
-            return False, f"{_unit(name)} counts {count} samples, where {own.steps * own.size} were planned"
+            return False, f"{_unit(name)} counts {count} samples, but {own.steps * own.size} were planned"
     confirming = [name for name, ratio in ratios.items() if ratio == 1 or (follows and ratio == passes)]
     if confirming and (follows or ratios[confirming[0]] == 1):
         return True, "; ".join(filter(None, [note, _in_words(confirming[0])]))

@@ -65,7 +65,7 @@ class PlanProof:
     def statement(self) -> str:
         """The proof of the plan in a few sentences."""
         failures = (
-            f"The plan in micro-batches of {format_window(run.micro_batch_sizes)} was run and "
+            f"The plan in micro-batches of {format_window(run.micro_batch_sizes)} "
             f"{'ran out of memory' if run.outcome is Outcome.OOM else 'is not valid'}"
             f"{f' ({run.message})' if run.message else ''}."
             for run in self.failed
@@ -78,8 +78,8 @@ class PlanProof:
         window = format_window(self.window)
         if self.inconclusive is not None:
             return (
-                f"Whether the plan fits is not known: its own run, in micro-batches of {window}, ended with "
-                f"{self.inconclusive.outcome} ({self.inconclusive.message})."
+                f"It is not known whether the plan fits: its own run, in micro-batches of {window}, ended "
+                f"with {self.inconclusive.outcome} ({self.inconclusive.message})."
             )
         if self.fit is None:
             return "The plan has not run yet."
@@ -187,10 +187,10 @@ def _prove_updates_of_command(share: int, ranks: int, size: int, probes: Sequenc
     largest = max(made)
     samples = largest * made[largest]
     refusal = (
-        f"Micro-batches of {largest} fit, but the command takes no accumulation, and its updates have {samples} "
-        f"samples{' on each rank' if ranks > 1 else ''} ({made[largest]} of {largest}), where {share} were requested. "
-        "Give it {gradient_accumulation_steps} or {effective_batch_size}, or tune with --effective-batch-size "
-        f"{samples * ranks}{' or less' if made[largest] == 1 else ''}."
+        f"Micro-batches of {largest} fit, but the command takes no accumulation, so its updates have "
+        f"{samples} samples{' on each rank' if ranks > 1 else ''} ({made[largest]} x {largest}) instead of "
+        f"{share}. Pass it {{gradient_accumulation_steps}} or {{effective_batch_size}}, or tune with "
+        f"--effective-batch-size {samples * ranks}{' or less' if made[largest] == 1 else ''}."
     )
     return PlanProof(largest, share, (largest,) * made[largest], refusal=refusal)
 

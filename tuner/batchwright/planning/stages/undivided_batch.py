@@ -50,7 +50,9 @@ class UndividedBatch(SizeSearch):
         """
         too_large = self._too_large(probes)
         if too_large is not None:
-            raise self._error(f"{self._share} samples do not fit in one micro-batch ({too_large.message}), and several")
+            raise self._error(
+                f"{self._share} samples do not fit in one micro-batch ({too_large.message}), and a plan of several"
+            )
 
     def _too_large(self, probes: Sequence[ProbeResult]) -> ProbeResult | None:
         """The probe that did not fit the whole batch, if there is one."""

@@ -44,9 +44,10 @@ def _few_divisors(finished: FinishedTuning) -> list[Advice]:
     )
     known = "known to fit" if largest <= finished.proof.fits else "expected to fit"
     message = (
-        f"A program repeats one micro-batch size, so only divisors of the {finished.share} samples of a rank can be "
-        f"used, and {size} is the largest that fits. Effective batches nearby divide better: {plans}, {known}, with "
-        f"{near[0].gradient_accumulation_steps} passes in an update instead of {finished.share // size}."
+        f"A program repeats one micro-batch size, so only divisors of the {finished.share} samples of a rank "
+        f"can be used, and {size} is the largest that fits. Effective batches nearby divide better: {plans}, "
+        f"{known}, with {near[0].gradient_accumulation_steps} instead of {finished.share // size} backward "
+        "passes per update."
     )
     return [Advice(code="few-divisors", message=message)]
 
@@ -80,8 +81,8 @@ def _warnings_of_counts(counted: CountedUpdates, finished: FinishedTuning) -> li
     found = []
     if counted.as_planned is None:
         message = (
-            f"That an update has the samples of the plan was not verified: {counted.statement}. `--samples-dimension`, "
-            "`--samples-per-unit` and `--no-count-samples` say what a sample is."
+            f"It was not verified that an update has the plan's number of samples: {counted.statement}. Say "
+            "what a sample is with `--samples-dimension`, `--samples-per-unit` or `--no-count-samples`."
         )
         found.append(Advice(code="samples-not-verified", message=message))
     found += [Advice(code=code, message=message) for code, message in counted.unseen.items()]
@@ -93,16 +94,18 @@ def _warnings_of_counts(counted: CountedUpdates, finished: FinishedTuning) -> li
     if varying:
         seen = counted.ranks[0].backward_passes
         message = (
-            f"The sizes of samples vary: {'; '.join(varying)} in {len(seen)} updates of together {sum(seen)} backward "
-            "passes. A later batch may be larger, and take more memory. Pad to the largest size, select the largest "
-            "samples in probes (`--probe-argument`), or watch more updates (`--probe-updates`)."
+            f"The sizes of samples vary: {'; '.join(varying)} in {len(seen)} updates with {sum(seen)} "
+            "backward passes in all. A later batch may be larger and take more memory. Pad to the largest "
+            "size, select the largest samples in probes (`--probe-argument`), or watch more updates "
+            "(`--probe-updates`)."
         )
         found.append(Advice(code="sizes-vary", message=message))
     if counted.batch_norms and finished.size < finished.share:
         message = (
-            "The program trains with batch norms. Their statistics are those of a micro-batch, so an update of several "
-            "is not that of the whole batch, whatever the loss scaling. Use GroupNorm or LayerNorm, or freeze the "
-            "statistics, if that matters. Other couplings of samples are not looked for in a command."
+            "The program trains with batch norms. Their statistics are per micro-batch, so an update of "
+            "several differs from one of the whole batch, regardless of loss scaling. If that matters, use "
+            "GroupNorm or LayerNorm, or freeze the statistics. A command is not checked for other couplings "
+            "between samples."
         )
         found.append(Advice(code="batch-coupled-modules", message=message))
     return found
@@ -115,7 +118,7 @@ def _warnings_of_files(probes: Sequence[ProbeResult]) -> list[Advice]:
         return []
     message = (
         f"The probes wrote outside of their own folders: they {files.in_words}. Have the command write to "
-        "`{output_dir}`, or give probes an argument or a variable of their own with which it writes nothing "
-        "(`--probe-argument`, `--probe-env`)."
+        "`{output_dir}`, or turn writing off in probes with an argument or a variable (`--probe-argument`, "
+        "`--probe-env`)."
     )
     return [Advice(code="files-written", message=message)]

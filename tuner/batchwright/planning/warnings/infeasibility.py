@@ -63,12 +63,11 @@ def _estimated_remedies(what_ifs: tuple[WhatIf, ...]) -> list[str]:
     fitting = [what_if for what_if in what_ifs if what_if.largest_micro_batch_size]
     if fitting:
         return [
-            f"{format_changes(what_if.changes)} (a micro-batch of {what_if.largest_micro_batch_size} is expected to "
-            "fit, estimated)"
+            f"{format_changes(what_if.changes)} (estimate: a micro-batch of {what_if.largest_micro_batch_size} fits)"
             for what_if in fitting
         ]
     nearest = min(what_ifs, key=lambda what_if: what_if.peak_bytes, default=None)
     if nearest is None:
         return []
     peak = format_bytes(nearest.peak_bytes)
-    return [f"{format_changes(nearest.changes)} and more of the following (alone it would take {peak}, estimated)"]
+    return [f"{format_changes(nearest.changes)}, with some of the following (alone it would take an estimated {peak})"]

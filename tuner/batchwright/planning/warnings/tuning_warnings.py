@@ -18,7 +18,7 @@ def tuning_warnings(finished: FinishedTuning) -> list[Advice]:
     probe = finished.deciding_probe
     found = [Advice(code="inconsistent-outcomes", message=note) for note in finished.notes]
     if finished.late_estimate is not None:
-        message = f"{finished.late_estimate} This may cost probes, and changes nothing in the proof."
+        message = f"{finished.late_estimate} This may cost extra probes; the proof is unaffected."
         found.append(Advice(code="search-without-estimate", message=message))
     if probe is not None:
         found += _warnings_of_probe(probe, finished.conditions.device)
@@ -30,12 +30,13 @@ def tuning_warnings(finished: FinishedTuning) -> list[Advice]:
     if finished.plan_proof is not None and finished.plan_proof.inconclusive is not None:
         found.append(Advice(code="plan-not-known-to-fit", message=finished.plan_proof.statement))
     if finished.proof.stopped_by == "invalid-size":
-        message = f"Size {finished.proof.next_size} failed for another reason than memory; see its probe's message."
+        message = f"Size {finished.proof.next_size} failed for a reason other than memory: see its probe's message."
         found.append(Advice(code="stopped-by-kernel-limit", message=message))
     if finished.proof.stopped_by == "warm-start":
         message = (
-            f"Only {finished.proof.fits} was run, to confirm the recommendation of the warm start; that "
-            f"{finished.proof.next_size} fails was measured then. Tune without a warm start to measure it now."
+            f"Only {finished.proof.fits} was run now, to confirm the warm start's recommendation. That "
+            f"{finished.proof.next_size} fails was measured then: tune without a warm start to measure it "
+            "again."
         )
         found.append(Advice(code="rests-on-warm-start", message=message))
     if not finished.proof.is_conclusive:
@@ -58,12 +59,14 @@ def _warnings_of_coupling(finished: FinishedTuning) -> list[Advice]:
         return []
     if check.verdict == "not-compared":
         message = (
-            f"Whether the loss couples the samples of a batch could not be checked: {check.message} If it does, "
-            "accumulated updates differ from full-batch ones."
+            f"It could not be checked whether the loss couples the samples of a batch: {check.message} If it "
+            "does, accumulated updates differ from full-batch ones."
         )
         return [Advice(code="coupling-not-checked", message=message)]
     if finished.request.spec.parallelism.world_size == 1 and finished.size == finished.share:
-        message = f"{check.message} This plan is exact, as it has the whole batch in one micro-batch; no other one is."
+        message = (
+            f"{check.message} This plan is exact because its one micro-batch is the whole batch; no other plan is."
+        )
         return [Advice(code="coupled-loss", message=message)]
     return [Advice(code="coupled-loss", message=check.message)]
 
@@ -73,28 +76,29 @@ def _warnings_of_probe(probe: ProbeResult, device: DeviceInfo) -> list[Advice]:
     found = [Advice(code="undeclared-config-fields", message=note) for note in notes]
     if probe.model is not None and probe.model.in_eval_mode:
         message = (
-            "The model was measured in eval mode, in which it was given: without dropout, and with fixed statistics of "
-            "BatchNorm. If training calls `model.train()`, call it before the tuning too: dropout takes more memory."
+            "The model was passed in eval mode and measured so: without dropout, and with fixed BatchNorm "
+            "statistics. If training calls `model.train()`, call it before the tuning too: dropout takes "
+            "more memory."
         )
         found.append(Advice(code="model-in-eval-mode", message=message))
     if probe.model is not None and probe.model.batch_coupled_modules:
         message = (
-            f"{listed(probe.model.batch_coupled_modules, 3)}: their statistics are those of a micro-batch, so "
-            "accumulated updates differ from full-batch ones whatever the loss scaling. Use GroupNorm or LayerNorm, or "
-            "freeze the statistics, if that matters."
+            f"{listed(probe.model.batch_coupled_modules, 3)}: their statistics are per micro-batch, so "
+            "accumulated updates differ from full-batch ones, regardless of loss scaling. If that matters, "
+            "use GroupNorm or LayerNorm, or freeze the statistics."
         )
         found.append(Advice(code="batch-coupled-modules", message=message))
     if (probe.other_processes_bytes or 0) > _SHARED_DEVICE_BYTES:
         message = (
-            f"Other processes held {format_bytes(probe.other_processes_bytes or 0)} of {device.id} while it was "
-            "probed: the recommendation is valid while they hold no more."
+            f"Other processes held {format_bytes(probe.other_processes_bytes or 0)} of {device.id} during the "
+            "probes: the recommendation holds as long as they take no more than that."
         )
         found.append(Advice(code="shared-device", message=message))
     if probe.allocator_retries:
         times = "once" if probe.allocator_retries == 1 else f"{probe.allocator_retries} times"
         message = (
-            f"At this size the allocator gave back its cache and tried again, {times} in one update: it fits, but "
-            "slowly. The objective `fastest` measures what a smaller micro-batch gains."
+            f"At this size the allocator freed its cache and retried {times} in one update: the size fits, "
+            "but runs slowly. The objective `fastest` measures whether a smaller micro-batch is faster."
         )
         found.append(Advice(code="thrashing-fit", message=message))
     return found

@@ -59,6 +59,6 @@ class BatchSpec(Document):
         is_split = evaluation is not None and evaluation.is_split and not isinstance(data.get("data"), SyntheticData)
         if self.packing == "wrapped" and is_split:
             raise ValueError(
-                "`evaluation` holds out some of the sequences, and with `batch.packing: wrapped` a record goes on in "
-                "other sequences, which would train: give `evaluation.data` of its own, or pack by `bfd`"
+                "`evaluation` cannot hold out sequences with `batch.packing: wrapped`: a record continues in "
+                "other sequences, which would be trained on. Give `evaluation.data`, or pack with `bfd`"
             )

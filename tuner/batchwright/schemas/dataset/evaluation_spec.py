@@ -69,7 +69,7 @@ class EvaluationSpec(Document):
         if self.early_stopping is not None and self.every is None:
             raise ValueError("`early_stopping` needs `every`: the updates between two evaluations")
         if self.monitor != "loss" and self.monitor not in self.metrics:
-            raise ValueError(f"`monitor` is `{self.monitor}`, which has to be one of `metrics` too")
+            raise ValueError(f"`monitor` is `{self.monitor}`, which must also be one of `metrics`")
         return self
 
     @property
@@ -91,12 +91,14 @@ class EvaluationSpec(Document):
         """
         if self.uses_averages and not has_averages:
             raise ValueError(
-                f"`evaluation.weights` is `{self.weights}`, and no moving averages are kept: set `ema_decay` too"
+                f"`evaluation.weights` is `{self.weights}`, but no moving averages are kept: also set `ema_decay`"
             )
         for name in self.metrics:
             if has_pairs != (name in REWARD_METRICS):
                 known = " and ".join(f"`{metric}`" for metric in sorted(REWARD_METRICS))
-                raise ValueError(f"`{name}` cannot be had: {known} are the metrics of `preference`, and of it alone")
+                raise ValueError(
+                    f"`{name}` is not available here: {known} are the only metrics of `preference`, and only of it"
+                )
             if unlabelled:
                 raise ValueError(f"`{name}` is for a cross-entropy over labels, which {unlabelled} does not have")
             if has_vocabulary and name not in {"accuracy", "perplexity", *REWARD_METRICS}:

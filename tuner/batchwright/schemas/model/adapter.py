@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from batchwright.schemas.base import Document
 
 _HOW_TO_QUANTIZE = (
-    "a frozen base in 4 bits is `adapter: {kind: lora, quantization: {kind: nf4}}`, and in 8 bits it has `kind: int8`; "
-    "training what is quantised is not offered"
+    "a frozen base in 4 bits is `adapter: {kind: lora, quantization: {kind: nf4}}`, and in 8 bits it has "
+    "`kind: int8`; quantised weights cannot be trained"
 )
 """The remedy for a spec that requests a quantised model in the words of transformers."""
 QUANTIZED: Mapping[str, str] = MappingProxyType(
@@ -40,7 +40,7 @@ class BaseQuantization(Document):
             "bnb_4bit_quant_type": "did you mean `kind`?",
             "bnb_4bit_use_double_quant": "did you mean `double_quantization`?",
             "bnb_4bit_compute_dtype": "it is the type of `precision`",
-            "llm_int8_threshold": "inputs are not quantised, so that none of their columns is an outlier",
+            "llm_int8_threshold": "inputs are not quantised, so they have no outlier columns",
         }
     )
 

@@ -146,4 +146,4 @@ def require_loss(loss: object, *, thorough: bool) -> None:
     except ValueError:  # a built-in function has no signature
         return
     except TypeError as error:
-        raise wrong_argument("loss", f"is called as `loss(model, batch)`, which it cannot be ({error})", loss) from None
+        raise wrong_argument("loss", f"must accept the call `loss(model, batch)` ({error})", loss) from None

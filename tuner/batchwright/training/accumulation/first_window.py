@@ -96,9 +96,9 @@ class FirstWindow:
                 hooks[key] = hook
         for parameter in self._changing.values():
             warnings.warn(
-                f"{self._trainable.name(parameter)} has a hook that changes its gradient in every micro-batch, and not "
-                "that of the window: a mask or a factor is exact, clipping or a sign is not. Clip with `max_norm`, or "
-                "between `accumulate` and a step of your own",
+                f"{self._trainable.name(parameter)} has a hook that changes the gradient of each micro-batch, "
+                "not that of the window: a mask or a factor stays exact, clipping or a sign does not. Clip "
+                "with `max_norm`, or between `accumulate` and a step of your own",
                 stacklevel=5,
             )
             return
@@ -130,8 +130,9 @@ class FirstWindow:
         reached = {id(each): each for each, flag in zip(self._parameters, present, strict=True) if flag}
         if not held & reached.keys():
             raise WorkloadError(
-                "no gradient of the loss reaches a parameter of the optimizer, so that nothing would be trained: "
-                f"compute the loss with the {type(self._model).__name__} that it is called with, and do not detach it"
+                "no gradient of the loss reaches a parameter of the optimizer, so nothing would be trained: "
+                f"compute the loss with the {type(self._model).__name__} that is passed to it, and do not "
+                "detach it"
             )
         idle = held - reached.keys() - set(map(id, self._model.parameters()))
         unmoved = [parameter for key, parameter in reached.items() if key not in held]

@@ -74,9 +74,9 @@ class PlannedWindow:
         samples, share = sum(sizes), sum(self.sizes)
         if samples > share:
             raise WorkloadError(
-                f"a window of {' + '.join(map(str, sizes))} = {samples} samples, where the plan has {share} in "
-                f"micro-batches of at most {self._largest}: give `update` a list with one batch of {share} samples, "
-                "which it divides"
+                f"the window has {' + '.join(map(str, sizes))} = {samples} samples, but the plan has {share} "
+                f"in micro-batches of at most {self._largest}: give `update` a list with one batch of {share} "
+                "samples, which it divides"
             )
         for micro_batch in window:
             fits = micro_batch.size <= self._largest and micro_batch.is_counted

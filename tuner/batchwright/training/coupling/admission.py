@@ -34,7 +34,7 @@ def measure_coupling(spec: WorkloadSpec, workload: Workload, device: MemoryDevic
     report = _reported(spec, workload, device)
     left_out += uncomputed_kernels()
     if left_out:
-        report = f"a virtual card computed the values of small tensors alone, and left out {left_out:,} operators."
+        report = f"a virtual card computed only the values of small tensors, and skipped {left_out:,} operators."
     device.release()
     device.reset_peaks()
     if isinstance(report, str):
@@ -58,7 +58,7 @@ def admit(check: CouplingCheck, *, allowed: bool) -> str | None:
     if check.verdict == "separate":
         return None
     if check.verdict == "not-compared":
-        return f"whether the loss couples the samples of a batch could not be checked: {check.message}"
+        return f"it could not be checked whether the loss couples the samples of a batch: {check.message}"
     if not allowed:
         raise TrainingError(
             f"{check.message} To train nevertheless, set allow_batch_coupling (--allow-batch-coupling)."

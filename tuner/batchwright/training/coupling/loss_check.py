@@ -136,8 +136,8 @@ class LossCheck:
         """Keep the fault of the only reading that ran, or of the first if all are along dimensions of tensors."""
         if not ran and self._failures[0]:
             message = (
-                f"whether the loss is a sum over the samples could not be checked, because it fails for a part of its "
-                f"{micro_batch.size} samples ({self._failures[0]}). {_OVERRIDE_HINT}"
+                "it could not be checked whether the loss is a sum over the samples, because it fails on a "
+                f"part of its {micro_batch.size} samples ({self._failures[0]}). {_OVERRIDE_HINT}"
             )
             warnings.warn(message, stacklevel=2)
         if len(ran) > 1 and micro_batch.indivisible is not None:
@@ -363,7 +363,7 @@ def _state_finding(passes: _Passes, changed: dict[str, tuple[str, ...]]) -> Find
     name = f"module `{path}`" if path else "the model itself"
     reason = (
         f"the loss depends on state of {name} ({type(passes.model.get_submodule(path)).__name__}: "
-        f"{', '.join(changed[path])}) that every forward pass changes, so that several micro-batches do not give "
+        f"{', '.join(changed[path])}) that every forward pass changes, so several micro-batches do not give "
         "the full batch's gradient"
     )
     remedy = "keep this state fixed, or change it once per update, outside of the forward pass"
@@ -437,7 +437,7 @@ def _number(value: Tensor | float) -> float:
 def _explain_mean(mean: float, part_means: list[float], tolerance: float) -> Finding:
     figures = f"({mean:.6g} for a micro-batch, {' and '.join(f'{one:.6g}' for one in part_means)} for its parts)"
     if abs(sum(part_means) - mean) <= tolerance * abs(mean):
-        reason = "grows with the batch, as a sum does: return (loss_sum, weight), or the mean over the samples"
+        reason = "grows with the batch, like a sum: return (loss_sum, weight), or the mean over the samples"
         return Finding(f"the loss {reason} {figures}. {_OVERRIDE_HINT}", always=False)
     reason = (
         "is not the mean over the samples: a mean over tokens is returned as their sum and number, (loss_sum, tokens); "
@@ -461,7 +461,7 @@ def _explain(
         reason = "has weights that do not add up: return as weight the number of samples or tokens it is summed over"
         return Finding(f"loss term `{name}` {reason} ({figures}). {_OVERRIDE_HINT}", always=False)
     reason = (
-        "couples the samples of a micro-batch (BatchNorm, in-batch negatives, load balancing), so that accumulation "
-        "does not give the full batch's gradient"
+        "couples the samples of a micro-batch (BatchNorm, in-batch negatives, load balancing), so "
+        "accumulation does not give the full batch's gradient"
     )
     return Finding(f"loss term `{name}` {reason} ({figures}). {_OVERRIDE_HINT}", always=False)

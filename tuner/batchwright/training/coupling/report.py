@@ -147,17 +147,18 @@ _ROUTED = (
 )
 _MODULE = f"its output for one sample depends on the others: compute it for each sample alone, {_ALLOW}"
 _MEAN = (
-    "it is a mean: return the sum over samples or tokens, not the mean, and their number as the weight (a penalty that "
-    "has no samples: weight 1, whatever the batch)"
+    "it is a mean: return the sum over samples or tokens, not the mean, and their number as the weight (a "
+    "penalty without samples: always weight 1)"
 )
 _SUM = (
-    "it grows with the batch, as a sum does, and is multiplied by its weight once more: return the sum and the weight "
-    "as they are, `(loss_sum, weight)`, or a mean where a mean is expected"
+    "it grows with the batch, like a sum, and is then multiplied by its weight: return the sum and the "
+    "weight as they are, `(loss_sum, weight)`, or a mean where a mean is expected"
 )
 _WEIGHT = "its weights do not add up: return as weight the number of samples or tokens that the loss is summed over"
 _BALANCE = (
-    "a load-balancing term is a statistic of the whole batch: make it a sum over tokens of a per-token quantity with "
-    f"its own weight, or accept balancing per micro-batch, as is usual, and to that end {_ALLOW.removeprefix('or ')}"
+    "a load-balancing term is a statistic of the whole batch: make it a sum over tokens of a per-token "
+    "quantity with its own weight, or accept the usual balancing per micro-batch: "
+    f"{_ALLOW.removeprefix('or ')}"
 )
 _TERM = (
     "if it compares samples with each other (in-batch negatives), GradCache makes it exact: all representations "

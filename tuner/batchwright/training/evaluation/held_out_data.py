@@ -72,7 +72,7 @@ def _own_data(
         held_out = sources[1].read(spec.model_copy(update={"data": data}), workload, is_held_out=True)
         common = sources[0].files() & sources[1].files()
         if common:
-            raise data_problem("data", "is training data too: held-out samples must not train", min(common))
+            raise data_problem("data", "is also training data: held-out samples must not be trained on", min(common))
     except SpecError as error:
         problems = (
             replace(found, field=f"evaluation.{found.field}") if found.field.partition(".")[0] == "data" else found
@@ -85,8 +85,8 @@ def _own_data(
         may_differ = may_differ and any(source.may_number_classes for source in sources)
     if may_differ and not _is_partial(folders):
         message = (
-            f"has other classes than the training data ({', '.join(others[:5])} in one of them alone), so that their "
-            "numbers differ: give both a sample of each class, or numbers as labels"
+            f"has other classes than the training data ({', '.join(others[:5])} in only one of them), so "
+            "their numbers differ: give both a sample of each class, or use numbers as labels"
         )
         raise data_problem("evaluation.data", message)
     return held_out

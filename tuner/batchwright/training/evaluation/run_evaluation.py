@@ -155,7 +155,7 @@ class RunEvaluation:
     def _in_words(self) -> str:
         name, last, best = self._evaluation.monitor, self._last, self._best
         if last is None:
-            return "The weights were not evaluated yet"
+            return "The weights have not been evaluated yet"
         samples = f"{len(self.evaluator):,} held-out {'sample' if len(self.evaluator) == 1 else 'samples'}"
         averages = " of the moving averages" if last.of_averages else ""
         text = f"On {samples} the {name}{averages} is {format_figure(self._value(last))} after update {last.update}"
@@ -164,7 +164,7 @@ class RunEvaluation:
         if best is not None and best.update != last.update:
             text += f"; the best is {format_figure(self._value(best))} after update {best.update}"
         if last.trained is not None:
-            text += f"; that of the trained weights is {format_figure(self._value(last.trained))}"
+            text += f"; for the trained weights it is {format_figure(self._value(last.trained))}"
         if self._has_stopped_early:
             count = self._without_improvement
             text += f". The run ended early: {count} evaluations in a row did not improve the {name}"
@@ -195,8 +195,8 @@ class RunEvaluation:
         changed = [name for name, value in self._compared().items() if state["compares"][name] != value]
         if changed:
             return (
-                f"`evaluation.{changed[0]}` is another than before, so that earlier evaluations do not compare: the "
-                "best weights are chosen, and early stopping counts, from here on"
+                f"`evaluation.{changed[0]}` has changed, so earlier evaluations are not comparable: the best "
+                "weights and early stopping count from here on"
             )
         reports = (state[name] for name in ("first", "best", "last"))
         self._first, self._best, self._last = (saved and EvaluationReport.model_validate(saved) for saved in reports)

@@ -90,7 +90,7 @@ class TrainingProcess:
         if self._ranks is not None:
             raise TrainingError(f"the run in {self.paths.directory} was already started by this object")
         if request.nodes != (count_of_hosts := 1 if hosts is None else hosts.count):
-            raise TrainingError(f"the run takes {request.nodes} hosts at once, and has {count_of_hosts}")
+            raise TrainingError(f"the run needs {request.nodes} hosts at once, but has {count_of_hosts}")
         with lock_directory(self.paths.directory, _LOCK_WAIT_SECONDS) as locked:
             if not locked:
                 raise TrainingError(

@@ -52,7 +52,7 @@ class Trackers:
             if name == "tensorboard":
                 raise
             self._trackers.pop(name, None)
-            self._note(f"`{name}` tracks this run no longer: {type(error).__name__}: {error}")
+            self._note(f"`{name}` no longer tracks this run: {type(error).__name__}: {error}")
 
     def begin(self, resumed_from: int) -> None:
         """Go on after an update; 0 for a run from its start."""

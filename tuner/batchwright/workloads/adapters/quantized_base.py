@@ -175,8 +175,8 @@ def quantize_base(model: Any, adapter: LoraAdapter, *, is_random: bool) -> None:
         share = sum(model.get_parameter(name).numel() for name in stacked) / sum(map(torch.numel, model.parameters()))
         message = (
             f"cannot quantise {share:.0%} of the weights: {type(model).__name__} keeps them in stacks such as "
-            f"`{stacked[0]}`, as mixtures do their experts, and transformers and bitsandbytes quantise linear layers "
-            "alone. Leave it out, or quantise the stacks in a `python` workload"
+            f"`{stacked[0]}`, like the experts of a mixture, but transformers and bitsandbytes only quantise "
+            "linear layers. Leave it out, or quantise the stacks in a `python` workload"
         )
         raise SpecError([FieldProblem("adapter.quantization", message)])
     found = [

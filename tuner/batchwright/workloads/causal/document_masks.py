@@ -39,8 +39,8 @@ def require_separate_documents(config: TransformersConfig, length: int) -> None:
     """
     if config.model_type not in SEPARATE_DOCUMENTS:
         message = (
-            f"keeps documents apart in {', '.join(sorted(SEPARATE_DOCUMENTS))}; of {config.model_type} that is not "
-            "known: leave packing out"
+            f"keeps documents apart for {', '.join(sorted(SEPARATE_DOCUMENTS))}; it is not known whether it "
+            f"does for {config.model_type}: leave packing out"
         )
         raise SpecError([FieldProblem("batch.packing", message)])
     if config._attn_implementation == "flex_attention":  # noqa: SLF001 - transformers has no public name for it
@@ -55,7 +55,8 @@ def require_separate_documents(config: TransformersConfig, length: int) -> None:
     longest = longest_uncoupled(config)
     if longest is not None and length > longest:
         message = (
-            f"would let the longest record of a micro-batch choose the RoPE frequencies of all others, as this config "
-            f"does above {longest} tokens: set batch.sequence_length to {longest} at most, or leave packing out"
+            "would let the longest record of a micro-batch choose the RoPE frequencies of all others, as "
+            f"this config does above {longest} tokens: set batch.sequence_length to at most {longest}, or "
+            "leave packing out"
         )
         raise SpecError([FieldProblem("batch.packing", message)])

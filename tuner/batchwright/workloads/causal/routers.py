@@ -78,7 +78,7 @@ def require_router_loss(model: nn.Module) -> None:
     """
     forward = inspect.unwrap(type(model).forward)
     if _LOSS_FUNCTION not in forward.__code__.co_names or "labels" not in inspect.signature(forward).parameters:
-        raise router_loss_error(model.config, f"{type(model).__name__} computes none")
+        raise router_loss_error(model.config, f"{type(model).__name__} does not compute it")
 
 
 def router_loss(output: Any) -> Tensor:  # noqa: ANN401 - a transformers.utils.ModelOutput

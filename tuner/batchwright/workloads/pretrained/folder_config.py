@@ -85,7 +85,7 @@ def _read(folder: Path, roots: DataRoots) -> Any:  # noqa: ANN401 - parsed JSON
         with roots.open(path) as stream:
             content = stream.read(_LARGEST_CONFIG + 1)
         if len(content) > _LARGEST_CONFIG:
-            raise _problem(f"{path} has more than {_LARGEST_CONFIG >> 20} MiB, which is no config")
+            raise _problem(f"{path} has more than {_LARGEST_CONFIG >> 20} MiB, too large for a config")
         config = json.loads(content)
         check_json(config)
     except DataOutsideRootsError:

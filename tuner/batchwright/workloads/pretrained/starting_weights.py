@@ -121,7 +121,7 @@ class StartingWeights:
         if missing:
             self._note(f"{_names(missing)} of the model are not in {self.folder}: they start from random values")
         if unused:
-            self._note(f"{_names(unused)} of {self.folder} are not of the model, and are not used")
+            self._note(f"{_names(unused)} of {self.folder} are not part of the model, and are not used")
 
     def _problem(self, message: str) -> SpecError:
         return SpecError([FieldProblem("model.pretrained", f"{self.folder} {message}")])

@@ -183,14 +183,14 @@ def messages_of(value: Any) -> list[Message]:  # noqa: ANN401 - of a file
     found: list[Message] = []
     for message in value or ():
         if not isinstance(message, Mapping):
-            raise ValueError(f"{message!r} is no message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
+            raise ValueError(f"{message!r} is not a message, which has a `role` and a `content`")  # noqa: TRY004 - a wrong row
         fields = {name: _without_nulls(field) for name, field in message.items() if field is not None}
         if isinstance(fields.get("content"), list):
             fields["content"] = _joined(fields["content"])
         if "from" in fields and "role" not in fields:
             fields = {"role": _role_of(fields.pop("from")), "content": fields.pop("value", ""), **fields}
         if "role" not in fields:
-            raise ValueError(f"a message has no `role`, but {', '.join(fields) or 'no field'}")
+            raise ValueError(f"a message has no `role`; it has {', '.join(fields) or 'no field'}")
         found.append(fields)
     return found
 
@@ -211,7 +211,7 @@ def tools_of(value: Any) -> list[Any] | None:  # noqa: ANN401 - of a file
     """
     tools = json.loads(value) if isinstance(value, str) and value else value
     if tools and not isinstance(tools, list):
-        raise ValueError(f"tools are {type(tools).__name__}, and not a list of their schemas")
+        raise ValueError(f"tools must be a list of their schemas, not {type(tools).__name__}")
     return [_without_nulls(tool) for tool in tools] if tools else None
 
 
@@ -220,7 +220,9 @@ def _role_of(sender: object) -> str:
     role = _SHAREGPT_ROLES.get(str(sender))
     if role is None:
         known = ", ".join(_SHAREGPT_ROLES)
-        raise ValueError(f"a message is from {sender!r}, which is none of {known}: name its `role` instead of `from`")
+        raise ValueError(
+            f"a message is from {sender!r}, which is not one of {known}: name its `role` instead of `from`"
+        )
     return role
 
 

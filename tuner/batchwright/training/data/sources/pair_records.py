@@ -161,7 +161,9 @@ def pairs_data(
     fitting = (pair for pair in pairs if pair.prompt < length)
     samples = PairSamples(TokenSequences.of(side for pair in fitting for side in _sides(pair, length, padding)))
     if not len(samples):
-        message = f"no prompt has less than batch.sequence_length {length} tokens, which leaves room for a completion"
+        message = (
+            f"every prompt has batch.sequence_length {length} tokens or more, which leaves no room for a completion"
+        )
         raise data_problem("data.paths", message, ", ".join(data.paths))
     reason = f"their prompts have {length} tokens (batch.sequence_length) or more"
     collation = PaddedCollation(padding, length if spec.compile else None, masked=False)

@@ -300,7 +300,7 @@ def holds_lists(rows: Rows, name: str) -> bool:
 def _opened(path: Path, folders: DataFolders) -> tuple[int, int]:
     """Identity of a file that may be read. `datasets` opens the file once more, by its path."""
     if "::" in str(path):
-        raise data_problem(_PATHS, "has `::` in its path, which chains several files: name it otherwise", path)
+        raise data_problem(_PATHS, "has `::` in its path, which chains several files: rename it", path)
     with folders.open(_PATHS, path) as stream:
         start = stream.read(_ARCHIVE_START)
         if any(start[offset:].startswith(magic) for magic, offset in _ARCHIVES):

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Made by Batchwright from recommendation rec_exact.
-# Effective batch 64: 2 rank(s) x 4 micro-batch(es) of 8 samples.
+# Effective batch 64: 2 ranks x 4 steps of 8 samples.
 # Verify the run (COMMAND starts it): batchwright verify recommendation.json -- COMMAND
 set -eu
 unset PYTORCH_ALLOC_CONF

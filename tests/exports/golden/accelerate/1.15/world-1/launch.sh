@@ -1,6 +1,6 @@
 #!/bin/sh
 # Made by Batchwright from recommendation rec_world_1.
-# Effective batch 30: 1 rank(s) x 5 micro-batch(es) of 6 samples.
+# Effective batch 30: 1 rank x 5 steps of 6 samples.
 # Verify the run (COMMAND starts it): batchwright verify recommendation.json -- COMMAND
 set -eu
 export BATCHWRIGHT_EFFECTIVE_BATCH_SIZE=30

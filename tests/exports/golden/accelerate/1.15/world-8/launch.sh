@@ -1,6 +1,6 @@
 #!/bin/sh
 # Made by Batchwright from recommendation rec_world_8.
-# Effective batch 128: 8 rank(s) x 4 micro-batch(es) of 4 samples.
+# Effective batch 128: 8 ranks x 4 steps of 4 samples.
 # Verify the run (COMMAND starts it): batchwright verify recommendation.json -- COMMAND
 set -eu
 unset PYTORCH_ALLOC_CONF

@@ -1,5 +1,5 @@
 # Made by Batchwright from recommendation rec_uneven.
-# Effective batch 96: 3 rank(s) x 4 micro-batch(es) of 8 samples.
+# Effective batch 96: 3 ranks x 4 steps of 8 samples.
 # The effective batch becomes 96 instead of 100 (-4): 3 ranks that repeat one size cannot reach 100.
 # Verify the run (COMMAND starts it): batchwright verify recommendation.json --format megatron -- COMMAND
 # To be sourced by a bash script that then passes them on:

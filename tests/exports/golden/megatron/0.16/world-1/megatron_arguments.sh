@@ -1,5 +1,5 @@
 # Made by Batchwright from recommendation rec_world_1.
-# Effective batch 30: 1 rank(s) x 5 micro-batch(es) of 6 samples.
+# Effective batch 30: 1 rank x 5 steps of 6 samples.
 # Verify the run (COMMAND starts it): batchwright verify recommendation.json -- COMMAND
 # To be sourced by a bash script that then passes them on:
 #   torchrun ... pretrain_gpt.py "${BATCH_ARGS[@]}" "${MODEL_ARGS[@]}" ...

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Made by Batchwright from recommendation rec_uneven.
-# Effective batch 100: 3 rank(s) x 4 micro-batch(es) of 8 to 9 samples.
-# The micro-batches are not all of one size: `batchwright verify` compares one repeated size, which exports to frameworks such as hugging-face have.
+# Effective batch 100: 3 ranks x 4 steps of 8 to 9 samples.
+# The micro-batches differ in size, and `batchwright verify` checks plans that repeat one size, such as those of exports to frameworks (hugging-face).
 set -eu
 unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
