@@ -119,7 +119,7 @@ def test_a_command_that_is_not_there_is_refused_before_any_work(tmp_path: Path) 
     """With the field and its value."""
     done = called(*BATCH, *SIZES, cwd=tmp_path, columns=200)
     assert done.returncode == 2
-    assert "model.argv.0: is no program that can be started" in done.stderr
+    assert "model.argv.0: cannot be started" in done.stderr
 
 
 @pytest.mark.usefixtures("forked")

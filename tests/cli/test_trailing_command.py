@@ -29,7 +29,7 @@ BATCH = ("tune", "--effective-batch-size", "8", "--device", "cpu")
         ((*BATCH, "--template", "a=none.yaml", *SIZES), "--template: cannot be read: No such file or directory"),
         ((*BATCH, "--", "python", "train.py"), "no placeholder `{micro_batch_size}`"),
         ((*BATCH, *SIZES[:2], "{micro_batch}"), "did you mean `{micro_batch_size}`?"),
-        ((*BATCH, *SIZES), "model.argv.0: is no program that can be started"),
+        ((*BATCH, *SIZES), "model.argv.0: cannot be started"),
         (
             (*BATCH, "--", "no-such-program x {micro_batch_size}"),
             "not executable (got no-such-program)",
@@ -83,7 +83,7 @@ def test_options_after_the_separator_are_the_commands_own(tmp_path: Path) -> Non
     """Options after the separator belong to the command, `--help` and `--json` included."""
     done = called(*BATCH, *SIZES, "--help", "--json", cwd=tmp_path, columns=400)
     assert done.returncode == 2
-    assert "is no program" in done.stderr
+    assert "cannot be started" in done.stderr
 
 
 def test_the_usage_names_the_command() -> None:

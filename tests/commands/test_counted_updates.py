@@ -75,7 +75,7 @@ def test_ignored_accumulation_is_refused_with_both_figures(folder: Path) -> None
     rank(folder, 0, (1, 25, 25), (1, 25, 25))
     counted = judged(folder)
     assert counted.as_planned is False
-    assert counted.statement == "1 backward pass of 25 samples per update: 25; planned were 4 of 25 samples: 100"
+    assert counted.statement == "1 backward pass of 25 samples per update: 25; planned: 4 of 25 samples: 100"
 
 
 def test_a_smaller_last_window_is_refused(folder: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_a_single_size_cannot_show_is_left_open(
     rank(folder, 0, (passes, rows, drawn), (passes, rows, drawn))
     counted = judged(folder)
     assert counted.as_planned is None
-    assert "not verified as the 100 samples planned" in counted.statement
+    assert "not verified to be the 100 planned samples" in counted.statement
 
 
 def test_two_passes_of_a_micro_batch_are_confirmed_by_the_loader(folder: Path) -> None:
@@ -170,7 +170,7 @@ def test_what_a_sample_is_may_be_said(folder: Path, unit: dict[str, int], *, ver
     rank(folder, 0, (4, 700, None), (4, 700, None))
     counted = judged(folder, unit=unit)
     assert counted.as_planned is verdict
-    assert "if 7 of a count are a sample, as was said" in counted.statement or verdict is False
+    assert "given that 7 of a count are a sample" in counted.statement or verdict is False
 
 
 def test_a_command_that_takes_sizes_only_is_not_judged_by_its_accumulation(folder: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_program_that_does_not_accumulate_as_told_is_refused_with_both_figures
     result = end(way)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "plan-not-followed")
-    assert "1 backward pass of 2 samples per update: 2; planned were 2 of 2 samples: 4" in result.message
+    assert "1 backward pass of 2 samples per update: 2; planned: 2 of 2 samples: 4" in result.message
 
 
 def test_a_program_that_multiplies_its_batch_is_not_verified(end: End) -> None:
@@ -83,7 +83,7 @@ def test_a_program_that_multiplies_its_batch_is_not_verified(end: End) -> None:
     assert result.outcome is Outcome.FIT
     assert result.counted is not None
     assert result.counted.as_planned is None
-    assert "2 backward passes of 4 samples per update: 8; not verified as the 4 samples planned" in result.message
+    assert "2 backward passes of 4 samples per update: 8; not verified to be the 4 planned samples" in result.message
 
 
 def test_an_oom_that_the_program_survives_is_no_fit(end: End) -> None:

@@ -66,7 +66,7 @@ def test_only_probes_have_their_arguments(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_is_found_before_any_probe() -> None:
     """The error names the wrong field."""
-    with pytest.raises(SpecError, match=r"model\.argv\.0: is no program that can be started"):
+    with pytest.raises(SpecError, match=r"model\.argv\.0: cannot be started"):
         check_command(model("no-such-program-here"))
 
 

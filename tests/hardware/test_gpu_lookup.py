@@ -167,7 +167,7 @@ def test_a_memory_size_is_a_generic_card(text: str, total: int) -> None:
     assert (gpu.name, gpu.total_bytes, gpu.evidence) == (text.strip(), total, "given")
     assert gpu.least_total_bytes == total - total // 12
     assert gpu.profile == KernelProfile(compute_capability=(8, 0), kind="cuda")
-    assert "only the memory is known" in gpu.notes[0]
+    assert "Only the memory of this card is known" in gpu.notes[0]
 
 
 def test_the_context_of_a_generic_card_has_the_widest_interval() -> None:

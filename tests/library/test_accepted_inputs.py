@@ -230,7 +230,7 @@ def test_a_tuning_takes_what_its_documentation_names() -> None:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (lambda model, batch: squares(model, batch).sum(), "the loss grows with the batch, as a sum does"),
+        (lambda model, batch: squares(model, batch).sum(), "the loss grows with the batch, like a sum"),
         (
             lambda model, batch: (squares(model, batch) / squares(model, batch).max()).mean(),
             "the loss is not the mean over the samples",

@@ -257,7 +257,7 @@ def test_a_value_that_cannot_be_carried_is_named(program: Program) -> None:
     """With both values and the remedy."""
     program.options.LENGTH = threading.Lock()
 
-    with pytest.raises(SpecError, match=r"options\.LENGTH: is _thread\.lock here and 16 when its module is imported"):
+    with pytest.raises(SpecError, match=r"options\.LENGTH: is _thread\.lock here and 16 in each probe"):
         program.anew(program.models.everything)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from batchwright.cli.display import recommendation_panel
+from batchwright.cli.display import facts_of, recommendation_panel
 from batchwright.errors import PlanError, TuningFailedError
 from batchwright.planning.accumulation import divisors_up_to, probe_window, repeated_plan
 from batchwright.planning.session import TuningSession
@@ -168,13 +168,13 @@ def test_a_plan_that_does_not_fit_is_followed_by_the_next_divisor() -> None:
 @pytest.mark.parametrize("in_plan_only", [False, True])
 def test_a_command_that_does_not_follow_its_figures_ends_the_tuning(*, in_plan_only: bool) -> None:
     """At the first probe that shows it, with the figures."""
-    course, message = tuning(200), "1 backward pass of 25 samples per update: 25; planned were 2 of 25 samples: 50"
+    course, message = tuning(200), "1 backward pass of 25 samples per update: 25; planned: 2 of 25 samples: 50"
     while (probe := course.next_probe()) is not None:
         misleads = probe.counts_plan or not in_plan_only
         changes = {"outcome": Outcome.ERROR, "error_type": "plan-not-followed", "message": message}
         course.record(answer(probe, 37).model_copy(update=changes if misleads else {}))
     assert len(course.probes) == 1 or in_plan_only
-    with pytest.raises(TuningFailedError, match="planned were 2 of 25") as caught:
+    with pytest.raises(TuningFailedError, match="planned: 2 of 25") as caught:
         course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
     assert caught.value.reason == "plan-not-followed"
 
@@ -351,13 +351,14 @@ def test_a_command_that_derives_its_accumulation_is_taken_at_its_own_updates() -
     ],
 )
 def test_a_command_with_other_updates_gets_no_plan(passes: Any, remedy: str) -> None:
-    """What fits was proven all the same, and the reason names what the command does."""
+    """What fits was proven all the same. The reason names what the command does, and the panel says so once."""
     course = tuning(argv=ARGV[:3])
     while (probe := course.next_probe()) is not None:
         course.record(answer(probe, 37, counted=of_size_only(probe, passes(probe.micro_batch_size))))
     found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
     assert (found.plan, found.largest_micro_batch_size) == (None, 25)
     assert remedy in (found.infeasible_reason or "")
+    assert [value for _, value in facts_of(found)].count(found.infeasible_reason or "") == 1
 
 
 def warnings_of(found: Recommendation) -> dict[str, str]:

@@ -130,7 +130,7 @@ def test_arithmetic_has_the_usual_precedence(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{micro_batch_size*length}", "`length` is no figure (known: {micro_batch_size}, "),
+        ("{micro_batch_size*length}", "`length` is not a figure (known: {micro_batch_size}, "),
         ("{micro_batch_size**2}", "has more than whole numbers, names, `+ - * /` and parentheses"),
         ("{micro_batch_size(2)}", "has more than whole numbers"),
         ("{micro_batch_size*}", "`argv.6` has `{micro_batch_size*}`, which is no arithmetic expression"),
@@ -148,9 +148,9 @@ def test_what_is_no_arithmetic_is_refused(text: str, words: str) -> None:
     [
         ("{effective_batch_size/7}", {"effective_batch_size": 64}, "effective batch of 64 (nearest: 63 and 70)"),
         ("{micro_batch_size/4}", {"effective_batch_size": 3}, "effective batch of 3 (nearest: 4)"),
-        ("{(micro_batch_size+1)/2}", {}, "whatever the micro-batch size"),
+        ("{(micro_batch_size+1)/2}", {}, "at every micro-batch size"),
         ("{micro_batch_size/2}", {}, "multiples of 2: set `granularity` to 2"),
-        ("{gradient_accumulation_steps/2}", {"granularity": 2}, "whatever the micro-batch size"),
+        ("{gradient_accumulation_steps/2}", {"granularity": 2}, "at every micro-batch size"),
     ],
 )
 def test_a_division_that_is_not_exact_is_refused(text: str, fields: dict[str, int], words: str) -> None:
@@ -173,7 +173,7 @@ def test_an_exact_division_is_taken(text: str, fields: dict[str, int]) -> None:
 
 def test_an_inexact_value_of_a_single_run_is_refused_with_its_figures() -> None:
     """As for the updates of a job, which no request knows."""
-    with pytest.raises(SpecError, match=r"\{updates/2\}: is 5/2, which is no whole number: updates 5"):
+    with pytest.raises(SpecError, match=r"\{updates/2\}: is 5/2, which is not a whole number: updates 5"):
         replace_placeholders("{updates/2}", {"updates": "5"})
 
 

@@ -70,7 +70,7 @@ def pairs(**changes: Any) -> dict[str, Any]:
             "evaluation",
             "`early_stopping` needs `every`",
         ),
-        ({"model": GPT, "evaluation": {"count": 5, "monitor": "accuracy"}}, "evaluation", "one of `metrics` too"),
+        ({"model": GPT, "evaluation": {"count": 5, "monitor": "accuracy"}}, "evaluation", "also be one of `metrics`"),
         ({"model": GPT, "evaluation": {"count": 5, "metrics": ["bleu"]}}, "evaluation.metrics.0", "'perplexity'"),
         (
             {"model": GPT2, "batch": {"sequence_length": 8}, "evaluation": {"count": 5, "metrics": ["accuracy", "f1"]}},
@@ -118,12 +118,12 @@ def pairs(**changes: Any) -> dict[str, Any]:
         (
             pairs(evaluation={"count": 5, "metrics": ["perplexity"]}),
             "(document)",
-            "`reward_accuracy` and `reward_margin` are the metrics of `preference`",
+            "`reward_accuracy` and `reward_margin` are the only metrics of `preference`",
         ),
         (
             {"model": GPT2, "batch": {"sequence_length": 8}, "evaluation": {"count": 5, "metrics": ["reward_margin"]}},
             "(document)",
-            "`reward_margin` cannot be had",
+            "`reward_margin` is not available",
         ),
         ({"model": GPT, "parallelism": {"world_size": 65_537}}, "parallelism.world_size", "at most 65536"),
         ([], "(document)", "mapping"),

@@ -246,7 +246,9 @@ def test_a_name_of_the_trainer_is_answered_with_ours() -> None:
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "paged_adamw_32bit", "PagedLion8bit"])
 def test_a_paged_state_is_refused_with_the_reason(name: str) -> None:
     """And with what can be had instead."""
-    reason = r"paged states are not offered: CUDA moves them .* no probe can tell .*; `adamw8bit` and `lion8bit` have"
+    reason = (
+        r"paged optimizer states are not supported: CUDA moves them .* no probe can tell .* `adamw8bit` or `lion8bit`"
+    )
     with pytest.raises(SpecError, match=reason):
         mlp_spec(optimizer={"name": name})
 

@@ -161,7 +161,9 @@ def test_another_number_of_updates_is_another_run(tmp_path: Path, monkeypatch: p
 def test_a_schedule_of_the_spec_beside_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the two would be ignored: the check of a spec names the field and both remedies."""
     spec = spec_returning(tmp_path, monkeypatch, _ONE_CYCLE, schedule={"name": "cosine"})
-    with pytest.raises(SpecError, match=r"schedule.*`build_lr_scheduler` of Workload: leave out `schedule`, or remove"):
+    with pytest.raises(
+        SpecError, match=r"schedule.*Workload also has a `build_lr_scheduler`: leave out `schedule`, or remove"
+    ):
         check_workload(spec)
     build_workload(spec_returning(tmp_path, monkeypatch, _ONE_CYCLE))
 

@@ -260,7 +260,7 @@ def test_another_quantisation_is_another_base(base: Path, tmp_path: Path) -> Non
     ("changes", "message"),
     [
         ({"parallelism": {"strategy": "fsdp", "world_size": 2}}, r"needs whole weights on each rank: .* must be `ddp`"),
-        ({"compile": True}, "`adapter.quantization` is not compiled: leave `compile` out"),
+        ({"compile": True}, "`adapter.quantization` cannot be compiled: leave `compile` out"),
         ({"data": {"kind": "synthetic", "samples": 4}}, r"needs `model\.pretrained` to train"),
     ],
 )

@@ -376,7 +376,7 @@ def test_the_check_of_the_tuning_is_not_repeated(tmp_path: Path) -> None:
     """The evidence of the tuning is used for each verdict: a check of BatchNorm would have another outcome."""
     assert loop_for(tmp_path / "separate", checked("separate"), TrainingRequest()).notes == []
     unknown = loop_for(tmp_path / "unknown", checked("not-compared"), TrainingRequest())
-    assert "could not be checked: The tuning's own words." in unknown.notes[0]
+    assert "couples the samples of a batch: The tuning's own words." in unknown.notes[0]
     with pytest.raises(TrainingError, match=r"The tuning's own words.*--allow-batch-coupling"):
         loop_for(tmp_path / "coupled", checked("coupled"), TrainingRequest())
 

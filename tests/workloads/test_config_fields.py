@@ -257,7 +257,7 @@ def test_a_field_that_no_class_declares_is_accepted_with_a_note() -> None:
     workload: Any = build_workload(spec)
     assert workload.config.position_buckets == 256
     (note,) = config_notes(spec)
-    assert note.startswith("transformers declares no `config.position_buckets`, `config.style`. Unless")
+    assert note.startswith("transformers does not declare `config.position_buckets`, `config.style`. Unless")
 
 
 def test_fields_that_the_class_declares_or_converts_need_no_note() -> None:

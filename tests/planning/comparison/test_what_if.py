@@ -342,9 +342,7 @@ def test_where_no_change_suffices_the_reason_names_the_missing_memory() -> None:
     found = tuned(request_under(120))
     assert [item.largest_micro_batch_size for item in found.what_ifs] == [0, 0, 0]
     assert [item.plan for item in found.what_ifs] == [None, None, None]
-    wanted = (
-        "precision: bf16-mixed + activation_checkpointing: true, with some of the following (alone it would"
-    )
+    wanted = "precision: bf16-mixed + activation_checkpointing: true, with some of the following (alone it would"
     assert wanted in (found.infeasible_reason or "")
 
 

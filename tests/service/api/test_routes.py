@@ -121,7 +121,7 @@ def test_a_memory_limit_that_the_context_takes_is_refused(start_service: StartSe
     service = start_service(device=card)
     refused = service.http.post("/v1/tunings", json=body(device="cuda:0", memory_limit_bytes="400MiB"))
     problem = problem_in(refused, 422, "device-error")
-    assert re.search(r"400\.00 MiB .*takes at least 450\.00 MiB .*Raise the limit, or leave it out", problem.detail)
+    assert re.search(r"400\.00 MiB, .*takes at least 450\.00 MiB\. Raise the limit, or leave it out", problem.detail)
     assert service.http.get("/v1/tunings").json()["items"] == []
 
 

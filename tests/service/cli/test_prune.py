@@ -69,7 +69,7 @@ def test_old_work_goes_with_its_folders(kept: Kept) -> None:
     set_work(kept.url, str(kept.store.recommendations.tuning_with(answer.fingerprint)), ended_at=LONG_AGO)
     said = kept.command("--older-than", "30d", "--dry-run")
     assert said.stdout.splitlines() == [
-        "Would delete 1 tunings, 1 jobs, 0 recommendations, 1 folders:",
+        "Would delete 1 tuning, 1 job, 0 recommendations, 1 folder:",
         f"  {kept.folder(old)}",
     ]
     assert kept.folder(old).exists()

@@ -45,17 +45,21 @@ def fault(tmp_path: Path, text: str) -> str:
         ("minimum: 1e-6", "minimum: 2.0", "`minimum` is 2.0, above `maximum`, which is 1.0"),
         ("default: 0.1", "default: 3", "`default` is 3.0, outside 1e-06 to 1.0"),
         ("type: number", "type: float", "commands.sft.arguments.rate.type: must be one of"),
-        ("type: string", "type: string, pattern: '('", "arguments.tag: `pattern` is no regular expression: unclosed"),
-        ("type: string", r"type: string, pattern: (a)\1", "no regular expression: backreferences are not supported"),
-        ("type: string", "type: string, pattern: 'a)|(?:b'", "`pattern` is no regular expression: unopened group"),
+        (
+            "type: string",
+            "type: string, pattern: '('",
+            "arguments.tag: `pattern` is not a regular expression: unclosed",
+        ),
+        ("type: string", r"type: string, pattern: (a)\1", "not a regular expression: backreferences are not supported"),
+        ("type: string", "type: string, pattern: 'a)|(?:b'", "`pattern` is not a regular expression: unopened group"),
         ("type: string", "type: string, pattern: '(a{0,300}){0,150}'", "`pattern` is too large for texts of 256"),
         ("type: string", "type: string, max_length: 100000", "arguments.tag.max_length: must be at most 4096"),
         ("type: string", "type: enum, values: []", "commands.sft.arguments.tag.values: must have at least 1 item"),
-        ("type: string", "type: enum, values: [a], default: b", "`default` is 'b', which is none of `values`"),
+        ("type: string", "type: enum, values: [a], default: b", "`default` is 'b', which is not one of `values`"),
         (
             "type: string",
             "type: string, required: true, default: x",
-            "`arguments.tag` is required, so that its default",
+            "`arguments.tag` is required, so its default",
         ),
         ("{micro_batch_size}", "{micro_batchsize}", "`argv.3` has the unknown placeholder `{micro_batchsize}`"),
         ("{argument:tag}", "{argument:tags}", "did you mean `{argument:tag}`?"),
@@ -74,7 +78,7 @@ def fault(tmp_path: Path, text: str) -> str:
         (
             "      tag:",
             "      rate: {type: boolean}\n      tag:",
-            "commands.sft.arguments.rate: is there twice (again in line 7)",
+            "commands.sft.arguments.rate: appears twice (again in line 7)",
         ),
         ("rate: {", "rate: {{", "is not valid YAML: line 7, column 7"),
     ],
@@ -88,7 +92,7 @@ def test_a_fault_names_its_field(tmp_path: Path, old: str, new: str, message: st
 def test_a_size_that_may_be_left_out_is_refused(tmp_path: Path) -> None:
     """Words in a list go with their argument, and the program would take its own batch size."""
     text = GOOD.replace('"{micro_batch_size}", ', '"8", ').replace('[--tag, "', '[--batch, "{micro_batch_size}", "')
-    assert "apart from those that are left out" in fault(tmp_path, text)
+    assert "(fields that are left out when" in fault(tmp_path, text)
 
 
 def test_the_file_of_the_documents_is_valid(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     """A host with workers needs the programs and folders."""
     commands = read(tmp_path, GOOD.replace("python", "no-such-program", 1))
-    with pytest.raises(SpecError, match=r"commands\.sft\.argv\.0: is no program that can be started.*no-such-program"):
+    with pytest.raises(SpecError, match=r"commands\.sft\.argv\.0: cannot be started.*no-such-program"):
         commands.check_programs()
     absent = read(tmp_path, GOOD.replace("argv:", "working_directory: absent\n    argv:"))
     with pytest.raises(SpecError, match=r"commands\.sft\.working_directory: is no folder"):

@@ -74,7 +74,7 @@ def test_a_pattern_takes_linear_time(pattern: str, text: str) -> None:
 def test_unknown_arguments_are_suggested_for_the_first_only(tmp_path: Path) -> None:
     """A similar name is looked for in a bounded number, and all are counted."""
     given = {f"text{index}": 1 for index in range(4_000)}
-    with pytest.raises(InvalidInputError, match="4000 faults, of which the first 20") as caught:
+    with pytest.raises(InvalidInputError, match="4000 faults; the first 20") as caught:
         commands(tmp_path).resolved(spec(**given))
     assert len(caught.value.faults) == 20
 
@@ -278,7 +278,7 @@ def test_a_path_that_climbs_or_hides_is_refused(tmp_path: Path, path: str) -> No
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Unless the program may make it."""
     assert faults(tmp_path, data=str(tmp_path / "root" / "absent")) == {
-        "data": "is no file or folder on the host that serves the API"
+        "data": "is not a file or folder on the host that serves the API"
     }
 
 
@@ -288,7 +288,7 @@ def test_a_path_that_no_system_opens_is_refused(tmp_path: Path, name: str) -> No
     registered = commands(tmp_path)
     (tmp_path / "root" / "loop").symlink_to(tmp_path / "root" / "loop")
     (tmp_path / "root" / "file").write_text("x")
-    with pytest.raises(InvalidInputError, match=r"cannot be read|is no file or folder|at most 4096|outside"):
+    with pytest.raises(InvalidInputError, match=r"cannot be read|is not a file or folder|at most 4096|outside"):
         registered.resolved(spec(data=str(tmp_path / "root" / name)))
 
 
@@ -306,7 +306,7 @@ def test_a_link_that_was_changed_is_found_before_the_next_probe(tmp_path: Path) 
     (tmp_path / "root" / "other").mkdir()
     folder.unlink()
     folder.symlink_to(tmp_path / "root" / "other")
-    with pytest.raises(SpecError, match=r"otherwise than at the submission \(arguments\)"):
+    with pytest.raises(SpecError, match=r"another registration than at the submission \(arguments\)"):
         registered.check_current(found)
 
 

@@ -159,4 +159,4 @@ def test_a_worker_runs_nothing_that_its_own_file_does_not_register(operator: Pat
             ended = client.tunings.wait(tuning.id, PATIENCE_SECONDS)
             assert ended.state is State.FAILED
             assert ended.problem is not None
-            assert "registered otherwise than at the submission (environment): submit it again" in ended.problem.detail
+            assert "another registration than at the submission (environment): submit it again" in ended.problem.detail

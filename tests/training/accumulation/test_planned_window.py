@@ -85,7 +85,7 @@ def test_a_loader_of_the_plans_largest_size_would_make_the_update_too_large() ->
     loop = Loop()
     loader = [token_batch(SAMPLES, 0, 4)] * 6
     window = next(windows(loader, PLAN.gradient_accumulation_steps))
-    with pytest.raises(WorkloadError, match=r"4 \+ 4 \+ 4 = 12 samples, where the plan has 10 .* one batch of 10"):
+    with pytest.raises(WorkloadError, match=r"4 \+ 4 \+ 4 = 12 samples, but the plan has 10 .* one batch of 10"):
         loop.accumulation.update(window, loop.loss)
     assert loop.seen == []
     loop.accumulation.update([BATCH], loop.loss)  # the loop can go on
@@ -97,7 +97,7 @@ def test_padding_is_no_sample_of_a_window() -> None:
     padding = replace(as_micro_batch(torch.arange(4)), is_padding=True)
     planned = PlannedWindow(PLAN, Ranks())
     assert planned.divide([as_micro_batch(torch.arange(4)), padding, padding])[1:] == [padding, padding]
-    with pytest.raises(WorkloadError, match=r"a window of 6 \+ 5 = 11 samples"):
+    with pytest.raises(WorkloadError, match=r"the window has 6 \+ 5 = 11 samples"):
         planned.divide([as_micro_batch(torch.arange(6)), as_micro_batch(torch.arange(5)), padding])
 
 
@@ -147,7 +147,7 @@ def test_each_rank_has_its_own_share() -> None:
     parts = planned.divide([as_micro_batch(torch.arange(4))])
     assert [part.size for part in parts] == [2, 1, 1]
     assert torch.cat([part.batch for part in parts]).tolist() == [0, 1, 2, 3]
-    with pytest.raises(WorkloadError, match="5 = 5 samples, where the plan has 4"):
+    with pytest.raises(WorkloadError, match="5 = 5 samples, but the plan has 4"):
         planned.divide([as_micro_batch(torch.arange(5))])
 
 

@@ -121,7 +121,7 @@ def test_gradients_that_a_window_left_for_a_step_are_known(
 
 
 @both_gatherings
-@pytest.mark.filterwarnings("ignore:whether the loss is a sum over the samples could not be checked")
+@pytest.mark.filterwarnings("ignore:it could not be checked whether the loss is a sum over the samples")
 def test_a_failed_window_leaves_no_gradient(gathering: Gathering) -> None:
     """The second micro-batch fails: nothing of the first is in the way of the next window."""
     model = _model()

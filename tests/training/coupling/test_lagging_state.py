@@ -287,5 +287,5 @@ def test_a_loss_that_fails_for_a_part_is_said_to_be_unchecked() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Pair:
         return distances(model, batch.reshape(6, WIDTH))
 
-    with pytest.warns(UserWarning, match=r"could not be checked, because it fails for a part of its 6 samples \(Runt"):
+    with pytest.warns(UserWarning, match=r"sum over the samples, because it fails on a part of its 6 samples \(Runt"):
         _update(nn.Linear(WIDTH, 1), loss, [torch.randn(6, WIDTH)])

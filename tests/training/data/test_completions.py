@@ -366,13 +366,13 @@ def test_a_conversation_is_cut_and_may_have_nothing_to_learn(tokenizer: Path) ->
         ([{"messages": CHAT}], {}, "data.chat_template", "is required"),
         ([{"messages": CHAT}], {"chat_template": "nowhere.jinja"}, "data.chat_template", "is not a file"),
         ([{"messages": "hi"}], {"chat_template": "plain"}, "data.messages_field", "holds no lists, as of messages"),
-        ([{"messages": ["hi"]}], {"chat_template": "plain"}, "data.messages_field", "'hi' is no message"),
-        ([{"messages": [{"text": "hi"}]}], {"chat_template": "plain"}, "data.messages_field", "no `role`, but text"),
+        ([{"messages": ["hi"]}], {"chat_template": "plain"}, "data.messages_field", "'hi' is not a message"),
+        ([{"messages": [{"text": "hi"}]}], {"chat_template": "plain"}, "data.messages_field", "no `role`; it has text"),
         (
             [{"messages": [{"from": "human", "value": "hi"}, {"from": "function_call", "value": "f()"}]}],
             {"chat_template": "plain"},
             "data.messages_field",
-            "from 'function_call', which is none of human, gpt",
+            "from 'function_call', which is not one of human, gpt",
         ),
         (
             [{"messages": CHAT}, {"messages": CHAT[2:]}],

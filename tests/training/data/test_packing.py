@@ -202,8 +202,8 @@ def test_records_without_two_tokens_are_refused(tmp_path: Path) -> None:
         ({"evaluation": {"data": {"kind": "text", "paths": ["a"]}}}, "and `evaluation.data` is of the kind `text`"),
         ({"batch": {"sequence_length": 3, "packing": "bfd"}}, "is 3, and `batch.packing` needs at least 4"),
         ({"batch": {"sequence_length": 16, "packing": "ffd"}}, "packing"),
-        ({"batch": WRAPPED, "evaluation": {"fraction": 0.1}}, "give `evaluation.data` of its own, or pack by `bfd`"),
-        ({"batch": WRAPPED, "evaluation": {"count": 2}}, "give `evaluation.data` of its own, or pack by `bfd`"),
+        ({"batch": WRAPPED, "evaluation": {"fraction": 0.1}}, "Give `evaluation.data`, or pack with `bfd`"),
+        ({"batch": WRAPPED, "evaluation": {"count": 2}}, "Give `evaluation.data`, or pack with `bfd`"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

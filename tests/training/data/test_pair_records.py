@@ -173,7 +173,7 @@ def test_fields_have_the_names_that_rows_give_them(tmp_path: Path) -> None:
         ),
         ({"prompt": "a", "chosen": "b", "rejected": [{"role": "x"}]}, {}, "data.rejected_field", "not text"),
         ({"prompt": "a", "chosen": "", "rejected": "b"}, {}, "data.paths", "no row has text in prompt and chosen"),
-        ({"prompt": "a" * 10, "chosen": "b", "rejected": "c"}, {}, "data.paths", "no prompt has less than batch.seq"),
+        ({"prompt": "a" * 10, "chosen": "b", "rejected": "c"}, {}, "data.paths", "every prompt has batch.seq"),
         (ROWS[0], {"tokenizer": "/nowhere/tokenizer.json"}, "data.tokenizer", "cannot be read"),
     ],
 )

@@ -198,5 +198,5 @@ def test_ranks_that_share_a_model_evaluate_its_averages(tmp_path: Path) -> None:
 
 def test_averages_that_are_not_kept_are_refused() -> None:
     """Naming the field that keeps them."""
-    with pytest.raises(SpecError, match="set `ema_decay` too"):
+    with pytest.raises(SpecError, match="also set `ema_decay`"):
         gpt_spec(evaluation={"count": 10, "weights": "average"})

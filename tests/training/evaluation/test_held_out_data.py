@@ -107,7 +107,7 @@ def test_a_training_file_is_not_held_out(tmp_path: Path) -> None:
     (tmp_path / "link.txt").symlink_to(tmp_path / "text.txt")
     field, message = refusal(stream(tmp_path, data={"kind": "text", "paths": [str(tmp_path / "link.txt")]}))
     assert field == "evaluation.data"
-    assert "is training data too" in message
+    assert "is also training data" in message
 
 
 def test_a_training_image_is_not_held_out(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_training_image_is_not_held_out(tmp_path: Path) -> None:
     assert len(divided(spec("held-out")).held_out or ()) == 2
     field, message = refusal(spec("links"))
     assert field == "evaluation.data"
-    assert "is training data too" in message
+    assert "is also training data" in message
 
 
 def test_a_missing_held_out_file_is_named_as_such(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_names_of_classes_must_have_the_same_numbers(tmp_path: Path) -> None:
     """Names are numbered in sorted order: a class that one part lacks would shift the others."""
     field, message = refusal(classified(tmp_path, ["bad", "good"], ["good"]))
     assert field == "evaluation.data"
-    assert "bad in one of them alone" in message
+    assert "bad in only one of them" in message
     found = divided(classified(tmp_path, ["bad", "good"], ["good", "bad"]))
     assert found.held_out is not None
     assert found.held_out.samples[0]["labels"] == 1
@@ -163,7 +163,7 @@ def test_names_and_numbers_are_not_the_same_classes(tmp_path: Path, training: li
     """The numbers of names may be others than those that the other part gives."""
     field, message = refusal(classified(tmp_path, training, held_out))
     assert field == "evaluation.data"
-    assert "bad, good in one of them alone" in message
+    assert "bad, good in only one of them" in message
 
 
 def test_numbers_are_classes_of_their_own(tmp_path: Path) -> None:

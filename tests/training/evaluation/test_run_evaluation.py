@@ -166,7 +166,7 @@ def test_figures_of_another_kind_are_not_compared(before: dict[str, Any], after:
         first.evaluate(update, lambda: False)
     note = second.load_state(first.state())
     assert note is not None
-    assert f"`evaluation.{list(after)[-1]}` is another than before" in note
+    assert f"`evaluation.{list(after)[-1]}` has changed" in note
     assert second.best_update is None
     second.evaluate(2, lambda: False)
     summary = second.summary()
@@ -536,4 +536,4 @@ def test_another_split_does_not_resume(tmp_path: Path) -> None:
         loop_for(tmp_path, spec_with(seed=1), updates=2).resume()
     other = loop_for(tmp_path, spec_with(monitor="perplexity"), updates=2)
     assert other.resume() == 2
-    assert "`evaluation.monitor` is another than before" in other.notes[-1]
+    assert "`evaluation.monitor` has changed" in other.notes[-1]

@@ -207,5 +207,5 @@ def test_a_run_over_hosts_is_stopped_with_a_checkpoint(tmp_path: Path) -> None:
 def test_a_run_over_hosts_needs_its_hosts(tmp_path: Path) -> None:
     """On one host it is refused, with both numbers."""
     process = TrainingProcess(tmp_path)
-    with pytest.raises(TrainingError, match="takes 2 hosts at once, and has 1"):
+    with pytest.raises(TrainingError, match="needs 2 hosts at once, but has 1"):
         process.start(FOUND, TrainingRequest(updates=1, nodes=2))

@@ -311,7 +311,7 @@ def test_channels_are_no_samples_where_the_parts_do_not_run() -> None:
     """Three channels and three numbers in each row of a table, which a mean would weigh all batches by."""
     batches = [boxes(6), boxes(2)]
     with (
-        pytest.warns(UserWarning, match="could not be checked, because it fails for a part"),
+        pytest.warns(UserWarning, match="sum over the samples, because it fails on a part"),
         pytest.raises(WorkloadError, match=r"number of samples of the batch is not known.*`samples=`"),
     ):
         accumulation().accumulate(batches, box_loss)

@@ -164,5 +164,5 @@ def test_a_server_that_is_not_there_ends_no_run(tmp_path: Path, monkeypatch: pyt
     result = run_to_end(tmp_path, found(), TrainingRequest(updates=2, trackers=("mlflow",)))
     assert (result.outcome, result.updates) == (RunOutcome.SUCCEEDED, 2)
     (note,) = result.notes
-    assert note.startswith("`mlflow` tracks this run no longer: ")
+    assert note.startswith("`mlflow` no longer tracks this run: ")
     assert note in RunPaths(tmp_path).log.read_text()

@@ -81,7 +81,7 @@ def test_a_failure_is_noted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     trackers.close(RunOutcome.SUCCEEDED)
     assert failing.calls == made
     assert other.calls == ["open", "begin", "log", "log", "close"]
-    assert notes == [f"`wandb` tracks this run no longer: RuntimeError: no server at {at}"]
+    assert notes == [f"`wandb` no longer tracks this run: RuntimeError: no server at {at}"]
 
 
 def test_a_failure_of_the_runs_own_disk_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

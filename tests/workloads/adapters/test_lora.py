@@ -171,7 +171,7 @@ def test_a_model_without_default_targets_needs_them() -> None:
             {"quantization": {"kind": "int8", "double_quantization": True}},
             r"`double_quantization` is for `nf4` and `fp4`: `int8` has few scales",
         ),
-        ({"quantization": {"kind": "int8", "llm_int8_threshold": 6.0}}, r"inputs are not quantised, so that none"),
+        ({"quantization": {"kind": "int8", "llm_int8_threshold": 6.0}}, r"inputs are not quantised, so they have"),
         ({"target_modules": "linear"}, r"adapter\.target_modules: must be `all-linear` or a list .* \(got 'linear'\)"),
         ({"rank": 0}, r"adapter\.rank: must be at least 1 \(got 0\)"),
         ({"dropout": 1.0}, r"adapter\.dropout: must be below 1"),

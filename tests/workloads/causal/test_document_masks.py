@@ -158,7 +158,7 @@ def test_each_listed_model_keeps_documents_apart(kind: str, attention: str) -> N
 @pytest.mark.parametrize("kind", ["bloom", "opt", "falcon", "mamba", "qwen3_next"])
 def test_other_models_are_refused(kind: str) -> None:
     """Their documents would see each other without a word."""
-    with pytest.raises(SpecError, match=rf"batch\.packing.*of {kind} that is not known: leave packing out"):
+    with pytest.raises(SpecError, match=rf"batch\.packing.*does for {kind}: leave packing out"):
         build_workload(packed_spec({"model_type": kind}))
 
 

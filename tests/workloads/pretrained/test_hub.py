@@ -291,7 +291,7 @@ def test_a_revision_needs_a_model_of_the_hub() -> None:
     """Of a folder, and of random weights, there is none."""
     for model in ({"pretrained": "/models/gpt2"}, {"pretrained": None, "config": {"model_type": "gpt2"}}):
         document = {"model": {**MODEL, **model, "revision": "main"}, "batch": {"sequence_length": 16}}
-        with pytest.raises(SpecError, match="`revision` is that of a model on the hub"):
+        with pytest.raises(SpecError, match="`revision` is for models on the hub"):
             parse_spec(document)
 
 
@@ -313,7 +313,7 @@ def test_a_commit_has_recommendations_of_its_own() -> None:
 def test_the_tokenizer_of_a_model_needs_the_model() -> None:
     """A config has no tokenizer."""
     model = {**MODEL, "pretrained": None, "config": {"model_type": "gpt2"}}
-    with pytest.raises(SpecError, match=r"`tokenizer: pretrained` is that of `model\.pretrained`"):
+    with pytest.raises(SpecError, match=r"`tokenizer: pretrained` needs `model\.pretrained`"):
         parse_spec({"model": model, "batch": {"sequence_length": 16}, "data": TEXT})
 
 

@@ -118,7 +118,7 @@ def test_many_faults_are_counted_and_the_first_twenty_listed(shared_service: Run
     problem = problem_in(answer, 422, "invalid-request")
     assert len(problem.errors) == 20
     assert problem.error_count == 9_000
-    assert problem.detail.startswith("9000 faults, of which the first 20: unknown0: ")
+    assert problem.detail.startswith("9000 faults; the first 20: unknown0: ")
     assert len(answer.content) < 50_000
 
 
