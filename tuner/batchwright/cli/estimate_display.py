@@ -80,8 +80,7 @@ def _describe_largest(gpu: GpuEstimate) -> str:
     if not gpu.may_fit:
         return "no micro-batch is expected to fit, not even 1 sample"
     expected = f"micro-batch of {gpu.largest_micro_batch_size:,}" if gpu.largest_micro_batch_size else "none"
-    surely = f"{gpu.surely_fits:,} fits surely" if gpu.surely_fits else "none surely"
-    return f"{expected} expected to fit; {surely}, {gpu.may_fit:,} perhaps"
+    return f"{expected} expected to fit; at least {gpu.surely_fits:,}, at most {gpu.may_fit:,}"
 
 
 def breakdown_table(peak: PeakEstimate, breakdown: PeakBreakdown) -> Table:
