@@ -453,3 +453,12 @@ def test_a_request_fingerprint_ignores_versions_and_limit(
     assert (one.request_fingerprint == other.request_fingerprint) == ((batch, name) == (500, "test processor"))
     if one.fingerprint == other.fingerprint:
         assert one.request_fingerprint == other.request_fingerprint
+
+
+def test_a_fit_of_one_update_confirms_nothing() -> None:
+    """A resumed tuning may begin with a probe that only narrowed its search."""
+    course = new_tuning(request_under(), NOW, stored_recommendation())
+    probe = course.next_probe()
+    assert probe is not None
+    course.record(Memory().run(probe).model_copy(update={"brackets": True}))
+    assert course.next_probe() is not None

@@ -11,6 +11,7 @@ from batchwright.cli.arguments import baseline
 from batchwright.errors import SpecError
 from batchwright.planning.comparison.gain import gain_of, with_gain
 from batchwright.planning.fingerprint import request_fields
+from batchwright.planning.plan_figures import alternatives
 from batchwright.schemas.recommendation import Gain, Recommendation
 from batchwright.schemas.requests import Baseline, Objective
 from batchwright.schemas.results import Outcome
@@ -156,3 +157,17 @@ def test_a_baseline_has_at_least_one_sample_and_step(field: str) -> None:
     """Zero is refused."""
     with pytest.raises(ValidationError):
         Baseline.model_validate({"micro_batch_size": 8, field: 0})
+
+
+def test_a_fit_of_one_update_is_no_measured_baseline() -> None:
+    """Its probe only narrowed the search: the baseline is not measured by it, nor is the alternative of its size."""
+    found = tuned(8)
+    probes = [
+        probe.model_copy(update={"brackets": True, "timing": None}) if probe.micro_batch_size == 8 else probe
+        for probe in found.evidence.probes
+    ]
+    evidence = found.evidence.model_copy(update={"probes": tuple(probes)})
+    gain = gain_of(found.model_copy(update={"evidence": evidence}))
+    assert gain is not None
+    assert gain.memory_source == "estimated"
+    assert {plan.source for plan in alternatives(SHARE, 8, 47, probes) if plan.micro_batch_size == 8} == {"modelled"}

@@ -54,7 +54,7 @@ def alternatives(  # noqa: PLR0913 - what the list depends on
         repeats: whether plans repeat one size, which divides the share.
     """
     chosen = plan_size(share, steps_of(share, chosen_size))
-    fits = _fits(probes)
+    fits = _fits(probe for probe in probes if not probe.brackets)
     timed = [size for size, probe in fits.items() if probe.measures_time]
     listed = {*possible_sizes(share, largest, probes, repeats=repeats)[-parameters.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)

@@ -118,7 +118,7 @@ def confirmed_proof(start: PossibleWarmStart, probes: Sequence[ProbeResult], now
     if start.size is None or first is None or then is None or first.micro_batch_size != start.size:
         return None
     tolerance = now.parameters.same_peak_tolerance
-    if first.outcome is not Outcome.FIT or _has_more_room(first, start.stored, tolerance):
+    if first.outcome is not Outcome.FIT or first.brackets or _has_more_room(first, start.stored, tolerance):
         return None
     if (excess := _excess_of_next_size(start, first, then)) is not None:
         if excess.now <= 0.0 < excess.then:  # the confirmed size takes slightly less now

@@ -102,7 +102,7 @@ class _Before:
 
     @property
     def _fits(self) -> list[ProbeResult]:
-        fits = [probe for probe in self.probes if probe.outcome is Outcome.FIT]
+        fits = [probe for probe in self.probes if probe.outcome is Outcome.FIT and not probe.brackets]
         return [probe for probe in fits if probe.micro_batch_size == self.size]
 
     @property
