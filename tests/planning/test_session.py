@@ -566,3 +566,12 @@ def test_what_a_quick_tuning_cannot_do_is_refused() -> None:
     """It compares no plans."""
     with pytest.raises(ValueError, match="`quick` runs one plan"):
         tuning_request(quick=True, objective="fastest")
+
+
+def test_a_second_update_that_takes_far_more_does_not_end_sizes_one_by_one() -> None:
+    """One update fits 101 samples, and two fit 5: fits of one update are dropped."""
+    course = tuning(tuning_request(effective_batch_size=100))
+    while (probe := course.next_probe()) is not None:
+        course.record(answer(probe, 101 if probe.brackets else 5, brackets=probe.brackets))
+        assert len(course.probes) < 40
+    assert course.proof_of_search().fits == 5

@@ -19,7 +19,8 @@ The first size by replays, or by what earlier tunings taught, is the one from wh
 
 **Brackets.** A probe that made one update only (``ProbeResult.brackets``) narrows the search like any other. The size
 that the search ends with is probed again if its fit was such a one: what is proven has made its two updates. A search
-that is stopped before its end proves the largest size that has.
+that is stopped before its end proves the largest size that has. Once two updates refute such a fit, no further probe
+brackets, and after a second time with an OOM all fits of one update are dropped.
 
 **Guarantee.** The answer is exact for every monotone workload, whatever the memory figures are: they only choose the
 order of probes, and only while doubling and halving could still end within ``2 * ceil(log2(candidates)) + 7`` sizes.
@@ -82,6 +83,7 @@ class MicroBatchSearch:
         """Inconclusive probes above a fit: timed out, lost twice, or failed by an error."""
         self._left_out: dict[int, ProbeResult] = {}
         """Probes that failed by an error, though another size ran."""
+        self._refuted_brackets = 0
         self._failure: Failure | None = None
         self._failed_at_one: ProbeResult | None = None
         self.stopped_by: StopReason | Literal["quick"] | None = None
@@ -116,6 +118,9 @@ class MicroBatchSearch:
             return
         if result.outcome is not Outcome.LOST and index in self._fits and self._fits[index].brackets:
             del self._fits[index]  # two updates show more than one
+            self._refuted_brackets += 1
+            if self._refuted_brackets > 1 and result.outcome is Outcome.OOM:  # else smaller ones would end one by one
+                self._fits = {at: fit for at, fit in self._fits.items() if not fit.brackets}
         if result.outcome in (Outcome.OOM, Outcome.INVALID_SIZE):
             self._failures.setdefault(index, result)
         elif result.outcome is Outcome.LOST:
@@ -142,6 +147,11 @@ class MicroBatchSearch:
         if runs and first and result.outcome is Outcome.ERROR and not result.is_device_error:
             self._failed_at_one = result
         return result is self._failed_at_one
+
+    @property
+    def may_bracket(self) -> bool:
+        """Whether fits of one update are trusted to narrow the search: until two updates refuted one."""
+        return self._refuted_brackets == 0
 
     def may_end_with(self, size: int) -> bool:
         """Return whether a fit of a size would likely end the search: no larger one is expected to fit.

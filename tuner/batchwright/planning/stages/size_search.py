@@ -39,7 +39,7 @@ class SizeSearch(Stage):
         if conditions.request.command is not None:
             proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
             return conditions.probe(size, counts_plan=proves_plan)
-        is_part = course.search.verdict is None and size < conditions.share
+        is_part = course.search.verdict is None and course.search.may_bracket and size < conditions.share
         return conditions.probe(size, brackets=is_part and not course.search.may_end_with(size))
 
     @override
