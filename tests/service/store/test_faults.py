@@ -25,6 +25,7 @@ from batchwright_service.store.models import (
     Idempotency,
     Lease,
     RecommendationFilter,
+    WorkFilter,
 )
 from batchwright_service.store.outbox.deliveries import LeasedDelivery
 from batchwright_service.store.scheduling import WRITE_CHECK_TTL_SECONDS, QueueStore
@@ -111,6 +112,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "work.get": lambda store, lease: store.work.get(lease.work_id),
     "work.heads": lambda store, lease: store.work.heads([lease.work_id]),
     "work.newest": lambda store, _: store.work.newest(WorkKind.TUNING, 5),
+    "work.count": lambda store, _: store.work.count(WorkKind.TUNING, WorkFilter()),
     "submissions.cancel": lambda store, lease: store.submissions.cancel(lease.work_id),
     "submissions.cancel_all": lambda store, lease: store.submissions.cancel_all([lease.work_id]),
     "submissions.resume": lambda store, _: store.submissions.resume("job_over"),
@@ -124,6 +126,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "recommendations.with_fingerprint": lambda store, _: store.recommendations.with_fingerprint("f"),
     "recommendations.for_request": lambda store, _: store.recommendations.for_request("q", 5),
     "recommendations.newest": lambda store, _: store.recommendations.newest(RecommendationFilter(), 5),
+    "recommendations.count": lambda store, _: store.recommendations.count(RecommendationFilter()),
     "recommendations.row": lambda store, _: store.recommendations.row("rec_done"),
     "recommendations.conditions": lambda store, _: store.recommendations.conditions(),
     "recommendations.newest_of_requests": lambda store, _: store.recommendations.newest_of_requests(["q"], ["c"]),
@@ -131,12 +134,14 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "residuals.newest": lambda store, _: store.residuals.newest("card", "gpt", 5),
     "statistics.totals": lambda store, _: store.statistics.totals(3600.0),
     "statistics.occupancy": lambda store, _: store.statistics.occupancy(48, 1800),
+    "statistics.trend": lambda store, _: store.statistics.trend(48, 1800),
     "statistics.count_hits": lambda store, _: store.statistics.count_hits(1, 2),
     "leases.claim": lambda store, _: store.leases.claim(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS),
     "leases.claim_together": lambda store, _: store.leases.claim_together(
         [(SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS)]
     ),
     "evidence.record_probe": lambda store, lease: store.evidence.record_probe(lease, 1, probe_result(4)),
+    "evidence.record_activity": lambda store, lease: store.evidence.record_activity(lease, "opening the data"),
     "evidence.record_progress": lambda store, lease: store.evidence.record_progress(lease, [progress(1)]),
     "leases.claim_work": lambda store, _: store.leases.claim_work(
         "tun_2", SERVED.model_copy(update={"slot": "other"}), LEASE_SECONDS
