@@ -43,6 +43,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
         },
         "a dry run": {"value": {"recommendation_id": _RECOMMENDATION, "training": {"updates": 200}, "dry_run": True}},
     },
+    "PriorityChange": {"before others": {"value": {"priority": 10}}},
     "BulkSubmission": {
         "delete two": {
             "value": {

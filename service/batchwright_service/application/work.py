@@ -79,10 +79,7 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """
 
         def respond() -> SubmissionResponse:
-            if submission.priority > 0 and not caller.may(Scope.ADMIN):
-                raise ScopeMissingError(
-                    f"priority {submission.priority}: above 0 needs the scope {Scope.ADMIN}; send at most 0"
-                )
+            _check_priority(submission.priority, caller)
             return self._submit(submission, caller, idempotency)
 
         return self._respond(idempotency, respond)
@@ -141,6 +138,18 @@ class WorkCases(ABC, Generic[SubmissionT, WorkT]):
         """
         self._item_to_change(work_id, caller, "cancel")
         return self._view(self._store.submissions.cancel(work_id, caller))
+
+    def set_priority(self, work_id: str, priority: int, caller: Caller) -> WorkT:
+        """Change the priority of waiting work; other work stays unchanged.
+
+        Raises:
+            NotFoundError: when no work of this kind has the id.
+            NotOwnerError: when another key submitted it.
+            ScopeMissingError: when the caller lacks the scope for the priority.
+        """
+        _check_priority(priority, caller)
+        self._item_to_change(work_id, caller, "prioritize")
+        return self._view(self._store.submissions.set_priority(work_id, priority, caller))
 
     def delete(self, work_id: str, caller: Caller) -> None:
         """Delete work that has ended, with its records and files. The recommendation of a tuning stays.
@@ -243,6 +252,12 @@ def _check_owner(work: WorkItem | WorkHead, caller: Caller, verb: str) -> None:
         raise NotOwnerError(
             f"{work.id!r} belongs to another API key: only that key, or one with the scope admin, can {verb} it"
         )
+
+
+def _check_priority(priority: int, caller: Caller) -> None:
+    """Refuse a raised priority without the scope `admin`."""
+    if priority > 0 and not caller.may(Scope.ADMIN):
+        raise ScopeMissingError(f"priority {priority}: above 0 needs the scope {Scope.ADMIN}; send at most 0")
 
 
 def _refused(work_id: str, error: ServiceError) -> BulkResult:

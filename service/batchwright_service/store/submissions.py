@@ -127,6 +127,18 @@ class SubmissionStore:
             _cancel(connection, work_ids, caller)
             return {row.id: State(row.state) for row in connection.execute(found)}
 
+    def set_priority(self, work_id: str, priority: int, caller: Caller = COMMAND_LINE) -> WorkItem:
+        """Change the priority of QUEUED work; work in any other state stays as it is.
+
+        Raises:
+            NotFoundError: when there is none.
+        """
+        queued = and_(_work.id == work_id, _work.state == State.QUEUED)
+        with write_transaction(self._engine) as connection:
+            if change(connection, queued, {"priority": priority}) is not None:
+                record(connection, AuditAction.PRIORITIZED, caller, work_id, f"priority {priority}")
+            return read_item(connection, work_id)
+
     def resume(self, work_id: str, quota: Quota = UNLIMITED, caller: Caller = COMMAND_LINE) -> WorkItem:
         """Queue a FAILED or CANCELLED job again; its recorded evidence is kept, and its ending is cleared.
 

@@ -139,6 +139,11 @@ def test_a_wait_is_bounded(start_service: StartService) -> None:
         assert started.wait(PATIENCE_SECONDS)
         answer = service.http.get(f"/v1/tunings/{tuning.id}", params={"wait": 0.3})
         assert answer.json()["state"] == "RUNNING"
+        assert client.tunings.set_priority(tuning.id, 5).priority == 0
+        waiting = client.tunings.submit(tuning_request(effective_batch_size=7))
+        assert client.tunings.set_priority(waiting.id, 5).priority == 5
+        assert client.tunings.get(waiting.id).priority == 5
+        assert client.tunings.cancel(waiting.id).state is State.CANCELLED
         assert client.tunings.cancel(tuning.id).state is State.CANCELLING
         assert client.tunings.wait(tuning.id, PATIENCE_SECONDS).state is State.CANCELLED
         assert client.tunings.cancel(tuning.id).state is State.CANCELLED
@@ -222,6 +227,7 @@ def test_an_api_without_workers_is_ready_by_its_database(service: Running) -> No
         ("GET", f"/v1/tunings/{UNKNOWN}/probes", 404, "not-found"),
         ("GET", f"/v1/tunings/{UNKNOWN}/events", 404, "not-found"),
         ("POST", f"/v1/tunings/{UNKNOWN}/cancel", 404, "not-found"),
+        ("POST", f"/v1/tunings/{UNKNOWN}/priority", 422, "invalid-request"),
         ("GET", "/v1/tunings/%00", 404, "not-found"),
         ("GET", f"/v1/jobs/{UNKNOWN}", 404, "not-found"),
         ("GET", "/v1/recommendations/x", 404, "not-found"),

@@ -46,14 +46,16 @@ def test_acts_on_work_are_recorded_with_caller_and_address(store: Store, new_id:
     """Submitting, cancelling and deleting; an act that changed nothing is no act."""
     work_id = new_id("tun")
     store.submissions.add(new_work(work_id, address=AT.address, names=Named(name="nightly")))
+    assert store.submissions.set_priority(work_id, 7, AT).priority == 7
     store.submissions.cancel(work_id, AT)
     store.submissions.cancel(work_id, AT)
-    assert [entry.object_name for entry in entries(store)] == ["nightly", "nightly"]
+    assert store.submissions.set_priority(work_id, 8, AT).priority == 7
+    assert [entry.object_name for entry in entries(store)] == ["nightly"] * 3
     store.retention.delete(work_id, AT)
-    done = [AuditAction.SUBMITTED, AuditAction.CANCELLED, AuditAction.DELETED]
+    done = [AuditAction.SUBMITTED, AuditAction.PRIORITIZED, AuditAction.CANCELLED, AuditAction.DELETED]
     assert acts(store) == [(action, work_id, AT.address) for action in done]
-    assert [entry.object_name for entry in entries(store)] == [None, None, None]
-    assert [entry.key_id for entry in entries(store)] == [None, AT.key_id, AT.key_id]
+    assert [entry.object_name for entry in entries(store)] == [None] * 4
+    assert [entry.key_id for entry in entries(store)] == [None, *[AT.key_id] * 3]
     assert [entry.id for entry in entries(store)] == sorted(entry.id for entry in entries(store))
 
 

@@ -86,6 +86,8 @@ def test_the_overview_shows_trends_and_cancels_what_waits(busy: Running, browser
         expect(page.get_by_role("img", name=re.compile("^2 failures, by six hours, at most 2"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("^2 tunings, by six hours"))).to_be_visible()
         waiting = page.locator("#queue tbody tr").filter(has_text="of-5")
+        waiting.get_by_role("button", name="Raise the priority of of-5").click()
+        expect(waiting.get_by_role("cell", name="10", exact=True)).to_be_visible()
         waiting.get_by_role("button", name="Cancel of-5").click()
         page.get_by_role("button", name="Cancel it").click()
         expect(waiting).to_have_count(0)

@@ -104,6 +104,7 @@ class Work(Blocking[CallsT_co], Generic[CallsT_co, FollowedT, RowT]):
     events = iterating(AsyncWork[FollowedT, RowT].events)
     cancel = blocking(AsyncWork[FollowedT, RowT].cancel)
     delete = blocking(AsyncWork[FollowedT, RowT].delete)
+    set_priority = blocking(AsyncWork[FollowedT, RowT].set_priority)
     cancel_all = blocking(AsyncWork[FollowedT, RowT].cancel_all)
     delete_all = blocking(AsyncWork[FollowedT, RowT].delete_all)
     list = iterating(AsyncWork[FollowedT, RowT].list)

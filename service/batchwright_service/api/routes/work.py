@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Response
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.bulk import BulkResponse, BulkSubmission
 from batchwright.client.documents.states import WorkKind
-from batchwright.client.documents.work import Job, JobPage, Tuning, TuningPage
+from batchwright.client.documents.work import Job, JobPage, PriorityChange, Tuning, TuningPage
 from batchwright_service.api.authentication import CurrentCaller, requires_scope
 from batchwright_service.api.context import WAKES_WORKERS, Context
 from batchwright_service.api.dependencies import (
@@ -107,7 +107,7 @@ class WorkRoutes:
             return event_stream(followed, follower, last_event_id)
 
     def add_ending(self, router: APIRouter) -> None:
-        """Add the routes that cancel and delete."""
+        """Add the routes that cancel, prioritize and delete."""
 
         @router.post(
             self._path("/cancel"),
@@ -120,6 +120,23 @@ class WorkRoutes:
         )
         def cancel(context: Context, caller: CurrentCaller, work_id: str = identified_by(self.kind)) -> Tuning | Job:
             return context.cases(self.kind).cancel(work_id, caller)
+
+        @router.post(
+            self._path("/priority"),
+            operation_id=self._operation("prioritize"),
+            summary=f"Change the priority of a {self.kind}",
+            description=f"Change the priority of a {self.kind} that waits. Any other {self.kind} is not changed.",
+            dependencies=[requires_scope(self.write_scope)],
+            response_model=self.document,
+            responses=on_success(links=self.own_links) | declared(*BODY_STATUSES, HTTPStatus.NOT_FOUND),
+        )
+        def prioritize(
+            change: Annotated[PriorityChange, strict_body(PriorityChange)],
+            context: Context,
+            caller: CurrentCaller,
+            work_id: str = identified_by(self.kind),
+        ) -> Tuning | Job:
+            return context.cases(self.kind).set_priority(work_id, change.priority, caller)
 
         @router.delete(
             self._path(),

@@ -3,7 +3,7 @@
  *
  *   deviceLink(row.slot, row.device.id)      a link to a device's page
  *   worker(row), memory(row), holder(row)    cells of a device of `GET /v1/devices`
- *   queue(rows, "Nothing waits", refresh)    the waiting work of `GET /v1/queue`, each with a button that cancels it
+ *   queue(rows, "Nothing waits", refresh)    the waiting work of `GET /v1/queue`, each with buttons that cancel it and move it
  */
 
 import { may, post } from "./api.js";
@@ -14,6 +14,8 @@ import { html, useState } from "./preact-htm.js";
 import { PATHS } from "./running.js";
 
 const NEARLY_FULL = 0.9;
+const MOST_PRIORITY = 100;
+const PRIORITY_STEP = 10;
 
 /** A link to the page of the device in a slot. */
 export function deviceLink(slot, text = slot) {
@@ -65,20 +67,33 @@ const QUEUE = [
 
 /** The waiting work, or a title where there is none; `refresh` is called after an act. */
 export function queue(rows, none, refresh) {
-  const cell = (row) => may(row.kind === "job" ? "jobs:run" : "tunings:write") && html`<${Cancel} key=${row.id} row=${row} refresh=${refresh} />`;
-  const columns = refresh === undefined ? QUEUE : [...QUEUE, { title: "Action", class: "nowrap", cell }];
+  const cell = (row) => may(row.kind === "job" ? "jobs:run" : "tunings:write") && html`<${Acts} key=${row.id} row=${row} refresh=${refresh} />`;
+  const columns = refresh === undefined ? QUEUE : [...QUEUE, { title: "Actions", class: "nowrap wide", cell }];
   return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Queue" columns=${columns} rows=${rows} /></div>` : emptyState({ title: none });
 }
 
-function Cancel({ row, refresh }) {
+/** Buttons that move a row before or behind others, and that cancel it. */
+function Acts({ row, refresh }) {
   const [problem, setProblem] = useState(null);
-  const act = async () => {
-    if (await confirmDialog({ title: `Cancel ${nameOrPurpose(row)}?`, text: `The ${row.kind} has not started. It leaves the queue.`, action: "Cancel it", keep: "Keep it" })) {
-      await post(`/v1/${PATHS[row.kind]}/${row.id}/cancel`);
+  const path = `/v1/${PATHS[row.kind]}/${row.id}`;
+  const name = nameOrPurpose(row);
+  const moved = (step) => Math.min(Math.max(row.priority + step, -MOST_PRIORITY), MOST_PRIORITY);
+  const button = (text, act, label, isOff = false) => html`<${Button} key=${text} class="button-small" act=${act} disabled=${isOff} onProblem=${setProblem} aria-label=${label}>${text}<//> `;
+  const move = (step) => async () => {
+    await post(`${path}/priority`, { priority: moved(step) });
+    setProblem(null);
+    refresh();
+  };
+  const cancel = async () => {
+    if (await confirmDialog({ title: `Cancel ${name}?`, text: `The ${row.kind} has not started. It leaves the queue.`, action: "Cancel it", keep: "Keep it" })) {
+      await post(`${path}/cancel`);
       refresh();
     }
   };
-  return html`<div><${Button} class="button-small" act=${act} onProblem=${setProblem} aria-label="Cancel ${nameOrPurpose(row)}">Cancel<//>${problem && html`<div class="small field-error" role="alert">${problem.detail}</div>`}</div>`;
+  const isBounded = (step) => moved(step) === row.priority || (moved(step) > 0 && !may("admin"));
+  return html`<div>
+    ${button("↑", move(PRIORITY_STEP), `Raise the priority of ${name}`, isBounded(PRIORITY_STEP))}${button("↓", move(-PRIORITY_STEP), `Lower the priority of ${name}`, isBounded(-PRIORITY_STEP))}
+    ${button("Cancel", cancel, `Cancel ${name}`)}${problem && html`<div class="small field-error" role="alert">${problem.detail}</div>`}</div>`;
 }
 
 function expectedWait({ unserved, expected_wait_seconds: wait }) {

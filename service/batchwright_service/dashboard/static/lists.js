@@ -18,7 +18,7 @@ const OBJECTS = { tun: ["tunings", "tuning"], rec: ["recommendations", "recommen
 /** The acts of the audit log as verbs, with what they were on where the object's id does not tell. */
 const ACTS = {
   "key-created": ["created", "API key"], "key-revoked": ["revoked", "API key"], "webhook-created": ["registered"], "webhook-rotated": ["renewed the secret of"],
-  "webhook-deleted": ["deleted"], "signed-in": ["signed in"], "signed-out": ["signed out"], pruned: ["pruned old work:"],
+  prioritized: ["changed the priority of"], "webhook-deleted": ["deleted"], "signed-in": ["signed in"], "signed-out": ["signed out"], pruned: ["pruned old work:"],
 };
 
 // --- filters --------------------------------------------------------------------------------------------------------

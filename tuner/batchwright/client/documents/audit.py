@@ -16,6 +16,8 @@ class AuditAction(StrEnum):
     """A tuning or job was submitted. Submissions that a stored tuning served made nothing, and are not recorded."""
     RESUMED = "resumed"
     """A job that had ended was queued again."""
+    PRIORITIZED = "prioritized"
+    """The priority of a waiting tuning or job was changed; `detail` has the new one."""
     CANCELLED = "cancelled"
     """A tuning or job was cancelled."""
     DELETED = "deleted"

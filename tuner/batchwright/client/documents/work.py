@@ -46,6 +46,13 @@ class TuningSubmission(TuningRequest, Named):
         return TuningRequest.model_validate(self.model_dump(exclude={"fresh", "priority", *Named.model_fields}))
 
 
+class PriorityChange(Document):
+    """Another priority of a tuning or job that waits."""
+
+    priority: Priority
+    """Work of a higher priority is taken first. A priority above 0 needs the scope `admin`."""
+
+
 class JobSubmission(Named):
     """A training run from a recommendation, which is either stored or part of the request.
 

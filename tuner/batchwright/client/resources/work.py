@@ -9,7 +9,7 @@ from typing import Any, Generic
 from batchwright.client.core import PAGE_SIZE, Core, FollowedT, Resource
 from batchwright.client.documents.bulk import MOST_IDS, BulkAction, BulkResult, BulkSubmission
 from batchwright.client.documents.states import State, WorkOutcome
-from batchwright.client.documents.work import Event, Page, RowT
+from batchwright.client.documents.work import Event, Page, PriorityChange, RowT
 from batchwright.client.http_messages import Call, path_of
 
 
@@ -69,6 +69,17 @@ class AsyncWork(Resource, Generic[FollowedT, RowT]):
             NotAllowedError: when another API key submitted it.
         """
         call = Call("POST", path_of(self._path, work_id, "cancel"), repeatable=True)
+        return await self._core.call(self._document, call)
+
+    async def set_priority(self, work_id: str, priority: int) -> FollowedT:
+        """Change the priority of work that waits. Does nothing if it no longer waits.
+
+        Raises:
+            NotFoundError: when there is no work with this id.
+            NotAllowedError: when another API key submitted it, or for a priority above 0 without the scope `admin`.
+        """
+        body = PriorityChange(priority=priority)
+        call = Call("POST", path_of(self._path, work_id, "priority"), body=body, repeatable=True)
         return await self._core.call(self._document, call)
 
     async def delete(self, work_id: str) -> None:
