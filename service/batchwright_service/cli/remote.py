@@ -112,10 +112,12 @@ def state_of(work: WorkSummary) -> str:
 
 
 def plan_of(figures: RecommendedFigures) -> str:
-    """The plan as steps and size: ``2 x 300``."""
+    """The plan as steps and size: ``2 x 300``, or ``3 x at most 34``, where some micro-batches are smaller."""
     plan = figures.plan
     if plan is not None:
-        return f"{plan.gradient_accumulation_steps} x {plan.micro_batch_size}"
+        steps, size = plan.gradient_accumulation_steps, plan.micro_batch_size
+        most = "" if steps * size * plan.world_size == plan.effective_batch_size else "\u2264"
+        return f"{steps} x {most}{size}"
     return "-" if figures.feasible is None else "nothing fits"
 
 

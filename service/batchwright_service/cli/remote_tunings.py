@@ -153,6 +153,6 @@ def _print(found: Tuning, *, as_document: bool) -> None:
         text = work_panel(found, "tunings")
     else:
         train = f"Train:  batchwright jobs submit {made.id}"
-        export = "Export: batchwright recommendations export ID --format slurm (or another)"
+        export = f"Export: batchwright recommendations export {made.id} --format slurm (or another)"
         text = Group(recommendation_panel(made), *([train, export] if made.feasible else []))
     print_result(found, as_document=as_document, text=text)

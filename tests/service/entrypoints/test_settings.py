@@ -41,7 +41,9 @@ def test_options_have_precedence_over_variables(monkeypatch: pytest.MonkeyPatch)
     assert read_settings(port=None).port == 8000
 
 
-@pytest.mark.parametrize("command", [("serve",), ("work",), ("keys", "list"), ("prune", "--older-than", "30d")])
+@pytest.mark.parametrize(
+    "command", [("serve",), ("work",), ("admin", "keys", "list"), ("admin", "prune", "--older-than", "30d")]
+)
 def test_an_unknown_variable_is_refused(command: tuple[str, ...]) -> None:
     """Exit code 2, the variable and the nearest setting; its value, which may be a secret, is not shown."""
     done = called(*command, BATCHWRIGHT_PRT="3141")

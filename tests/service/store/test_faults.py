@@ -114,6 +114,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "work.newest": lambda store, _: store.work.newest(WorkKind.TUNING, 5),
     "work.count": lambda store, _: store.work.count(WorkKind.TUNING, WorkFilter()),
     "submissions.cancel": lambda store, lease: store.submissions.cancel(lease.work_id),
+    "submissions.set_priority": lambda store, lease: store.submissions.set_priority(lease.work_id, 1),
     "submissions.cancel_all": lambda store, lease: store.submissions.cancel_all([lease.work_id]),
     "submissions.resume": lambda store, _: store.submissions.resume("job_over"),
     "evidence.probes": lambda store, lease: store.evidence.probes(lease.work_id),
