@@ -58,7 +58,7 @@ def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running,
         expect(page).to_have_url(re.compile("/tunings/tun_"))
         expect(page.locator(".page-head .badge")).to_contain_text("Succeeded")
         page.goto(f"{service.url}/recommendations/{name}")
-        expect(page.get_by_role("heading", name="Plan")).to_be_visible()
+        expect(page.get_by_role("heading", name="Train with")).to_be_visible()
         expect(page.get_by_text("Made under other conditions")).to_have_count(0)
     assert len(service.runner.sizes) == 1
 

@@ -52,7 +52,7 @@ function plannedAnswer(found, setProblem) {
     <h2 id="answer-title">Train with <strong>${plan.split(" + ").map((part, index) => html`${index > 0 && " + "}<span class="nowrap">${part}</span>`)}</strong> <span class="muted">(${batch})</span></h2>
     <p class="proven">${proof} ${gain}</p>
     <div class="page-actions">
-      ${may("jobs:run") && html`<${Button} class="button-primary" aria-haspopup="dialog" act=${() => openTrainDialog(found)} onProblem=${setProblem}>Train<//>`}
+      ${may("jobs:run") && html`<button type="button" class="button button-primary" aria-haspopup="dialog" onClick=${() => openTrainDialog(found).catch(setProblem)}>Train</button>`}
       <a class="button" href="${address}#exports">Export</a>
       <${CopyButton} text=${copied} style="" />
     </div>`;
