@@ -40,6 +40,18 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """Replaced by a file, as a device was of a process with every right, it would be lost to all others."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, "content")
+    assert os.read(reader, 100) == b"content"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert [*tmp_path.iterdir()] == [pipe]
+
+
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     """Temporary files of the same path and of a dead process are removed; those of a live process stay."""
     stays = [f".file[1].{os.getppid()}.part", f".other.{NOBODY}.part", ".file[1].notes.part"]

@@ -166,7 +166,13 @@ def check_file(path: Path) -> None:
         raise wrong_argument("--output", "is a folder: name a file in it", path)
     if not path.parent.exists():
         raise wrong_argument("--output", f"the folder {path.parent} does not exist: create it first", path)
-    _check(lambda: check_writable(path), "--output", path)
+    if path.is_file() or not path.exists():  # nothing is made beside a device or a pipe
+        _check(lambda: check_writable(target_of(path)), "--output", path)
+
+
+def target_of(path: Path) -> Path:
+    """The file of ``--output``, of a link that which it names: the link stays, such as /dev/stdout."""
+    return path.resolve() if path.is_file() else path
 
 
 def check_folder(directory: Path, option: str) -> None:

@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from batchwright.cli.arguments import unwritable, wrong_argument
+from batchwright.cli.arguments import target_of, unwritable, wrong_argument
 from batchwright.cli.errors import EndedBySignalError, ExitCode, as_json
 from batchwright.errors import SpecError
 from batchwright.schemas.training import RunOutcome, TrainingResult
@@ -34,7 +34,7 @@ def print_run(result: TrainingResult, *, as_document: bool, text: str, stopped: 
 def write_output(path: Path, document: BaseModel, *, as_document: bool) -> None:
     """Write a result that was printed to the file of ``--output``, and exit with an error if that is not possible."""
     try:
-        write_atomically(path, document.model_dump_json(indent=2))
+        write_atomically(target_of(path), document.model_dump_json(indent=2))
     except OSError as error:
         message = f"{unwritable(path, error)}; the result is on standard output"
         report(wrong_argument("--output", message, ""), as_document=as_document, beside_result=True)

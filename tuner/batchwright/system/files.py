@@ -82,12 +82,16 @@ def atomic_writer(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` with a file of this content, durably.
+    """Replace ``path`` with a file of this content, durably. A device or a pipe is written to: /dev/null stays one.
 
     Raises:
         StorageError: when the disk is full, with the path, the space needed and the space free.
     """
     encoded = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        with translate_full_disk(path, len(encoded)):
+            path.write_bytes(encoded)
+        return
     with atomic_writer(path, len(encoded)) as stream:
         stream.write(encoded)
 

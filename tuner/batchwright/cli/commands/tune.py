@@ -15,6 +15,7 @@ from batchwright.cli.arguments import (
     check_file,
     named,
     naming_options,
+    target_of,
     tuning_request,
 )
 from batchwright.cli.display import recommendation_panel
@@ -118,7 +119,7 @@ def _how_to_go_on(stopped: UnfinishedTuning, output: Path | None) -> str:
     """Keep the probes of a tuning that was stopped, and name the command that goes on from them."""
     try:
         path = output or _temporary_file()
-        write_atomically(path, stopped.model_dump_json(indent=2))
+        write_atomically(target_of(path), stopped.model_dump_json(indent=2))
     except OSError as error:
         if output is None:
             return f"The probes are lost: {error}"
