@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Column, Table
 
 from batchwright.cli import options
 from batchwright.cli.help import GroupHelp
+from batchwright.cli.output import print_rows
 from batchwright.client.documents.api_keys import MAX_DAYS, ApiKey, KeySubmission, Scope, check_name
 from batchwright.errors import ServingError, SpecError
 from batchwright.schemas.base import Document
@@ -158,14 +158,6 @@ def print_created(created: Document, secret: str, description: str, *, json: boo
     else:
         sys.stderr.write(f"{description} safely: it is not shown again.\n")
         sys.stdout.write(secret + "\n")
-
-
-def print_rows(found: Sequence[Document], table: Table, *, json: bool) -> None:
-    """Print rows as JSON Lines, or as the table."""
-    if json:
-        sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
-    else:
-        Console(highlight=False, markup=False).print(table)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the commands share that call a service over HTTP, with the SDK.
+"""Parts of the commands that call a service over HTTP, with the SDK: options, errors, and the verbs of work.
 
 The API's errors become one line with an exit code, or one JSON document.
 """
@@ -6,15 +6,17 @@ The API's errors become one line with an exit code, or one JSON document.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NoReturn, TypeVar
 
 import typer
 from rich.console import RenderableType
 from rich.table import Column, Table
 
+from batchwright.cli.arguments import labels_of
 from batchwright.cli.display import panel_of
 from batchwright.cli.errors import CommandError, EndedBySignalError, ExitCode
 from batchwright.client.documents.states import State, WorkOutcome
@@ -36,12 +38,6 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on standard output.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Maximum number of rows, newest first.")]
-Search = Annotated[str | None, typer.Option("--search", "-q", metavar="WORDS", help="Only what has these words.")]
-Project = Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only work of this project.")]
-LabelFilter = Annotated[
-    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only work with this label. May be repeated.")
-]
 Watch = Annotated[bool, typer.Option("--watch", help="Then watch it until it ends.")]
 Priority = Annotated[
     int,
@@ -57,7 +53,8 @@ States = Annotated[
     list[State] | None,
     typer.Option("--state", metavar="STATE", help="Only work in this state, such as `FAILED`. May be repeated."),
 ]
-RowT = TypeVar("RowT")
+WorkId = Annotated[str, typer.Argument(metavar="ID", help="Its id, as `list` shows it.")]
+WorkT = TypeVar("WorkT", bound=Tuning | Job)
 
 
 @contextmanager
@@ -96,9 +93,75 @@ def watching(command: str, work_id: str) -> Iterator[None]:
         raise EndedBySignalError(message, ExitCode.INTERRUPTED) from None
 
 
-def first(rows: Iterable[RowT], limit: int) -> list[RowT]:
-    """Return the first rows, and fetch no page beyond them."""
-    return list(islice(rows, limit))
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The options of all lists."""
+
+    search: Annotated[
+        str | None, typer.Option("--search", "-q", metavar="WORDS", help="Only what contains these words.")
+    ] = None
+    project: Annotated[str | None, typer.Option(metavar="NAME", help="Only work of this project.")] = None
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only work with this label. May be repeated.")
+    ] = None
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of rows, newest first.")] = 50
+    url: Url = None
+    json: Json = False
+
+    def rows(self, kind: Literal["tunings", "jobs", "recommendations"], **filters: object) -> list[Any]:
+        """Fetch the newest rows, and no page beyond them."""
+        labels = labels_of(self.label)
+        with calling(self.url) as client:
+            found = getattr(client, kind).list(search=self.search, project=self.project, labels=labels, **filters)
+            return list(islice(found, self.limit))
+
+
+@dataclass(frozen=True)
+class WorkCommands(Generic[WorkT]):
+    """The commands that tunings and jobs share.
+
+    Attributes:
+        kind: name of the group, and of the SDK's resource.
+        follow: shows the events of work until its end, and returns it.
+        report: prints work, as text or as JSON (``as_document``).
+        code: the exit code of work that has ended.
+    """
+
+    kind: Literal["tunings", "jobs"]
+    follow: Callable[[Client, str], WorkT]
+    report: Callable[..., None]
+    code: Callable[[WorkT], ExitCode]
+
+    def end(self, call: Callable[[Client], WorkT], url: str | None, *, watch: bool = False, json: bool) -> NoReturn:
+        """Make a call, follow the work if asked, print it, and exit: by its end, if it has ended."""
+        with calling(url) as client:
+            found = call(client)
+            if watch and not found.state.terminal:
+                found = self.follow(client, found.id)
+        self.report(found, as_document=json)
+        raise typer.Exit(self.code(found) if found.state.terminal else ExitCode.OK)
+
+    def add_to(self, app: typer.Typer, *, codes: str) -> None:
+        """Add `show`, `watch` and `cancel`. ``codes`` are the exit codes of `watch`, for its help."""
+        noun = self.kind.removesuffix("s")
+
+        @app.command(help=f"Show a {noun}: its result, its problem, or its place in the queue.")
+        def show(work_id: WorkId, *, url: Url = None, json: Json = False) -> None:
+            with calling(url) as client:
+                found = getattr(client, self.kind).get(work_id)
+            self.report(found, as_document=json)
+
+        @app.command(
+            help=f"Show the progress of a {noun}, and then its result. Ctrl-C leaves the {noun} running.\n\n{codes}"
+        )
+        def watch(work_id: WorkId, *, url: Url = None, json: Json = False) -> None:
+            self.end(lambda client: self.follow(client, work_id), url, json=json)
+
+        @app.command(help=f"Cancel a {noun}. A running job writes a checkpoint first. Nothing happens if it has ended.")
+        def cancel(work_id: WorkId, *, url: Url = None, json: Json = False) -> None:
+            with calling(url) as client:
+                found = getattr(client, self.kind).cancel(work_id)
+            self.report(found, as_document=json)
 
 
 def work_table(last: str) -> Table:
@@ -122,7 +185,7 @@ def plan_of(figures: RecommendedFigures) -> str:
 
 
 def state_in_words(event: Event) -> str:
-    """What happens in a state, for the line of progress."""
+    """Describe a state, for the line of progress; an empty text for one that ends the work."""
     return {State.QUEUED: "waiting in the queue", State.RUNNING: "running", State.CANCELLING: "being cancelled"}.get(
         event.state or State.RUNNING, ""
     )

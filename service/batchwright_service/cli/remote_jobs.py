@@ -8,29 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchwright.cli import options
-from batchwright.cli.arguments import labels_of, named, training_request
+from batchwright.cli.arguments import named, training_request
 from batchwright.cli.command_running import describe_command_progress
 from batchwright.cli.display import describe_update, progress_console
 from batchwright.cli.errors import ExitCode
 from batchwright.cli.help import GroupedHelp, GroupHelp
-from batchwright.cli.output import print_result
+from batchwright.cli.output import print_result, print_rows
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import JobSummary
 from batchwright.schemas.base import load_document
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.training import CommandProgress, RunProgress
-from batchwright_service.cli.admin import print_rows
 from batchwright_service.cli.remote import (
     Json,
-    LabelFilter,
-    Limit,
+    ListOptions,
     Priority,
-    Project,
-    Search,
+    States,
     Url,
     Watch,
-    calling,
-    first,
+    WorkCommands,
+    WorkId,
     state_in_words,
     state_of,
     watching,
@@ -47,7 +44,6 @@ jobs = typer.Typer(
     help="Submit, list, show, watch, cancel and resume the training runs of a service.",
     no_args_is_help=True,
 )
-_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as `list` shows it.")]
 
 
 @jobs.command(cls=GroupedHelp)
@@ -71,79 +67,26 @@ def submit(  # noqa: PLR0913 - options of a command
     is_id = recommendation.startswith("rec_") and not Path(recommendation).exists()
     wanted = recommendation if is_id else load_document(Recommendation, Path(recommendation), "recommendation")
     request = training_request(training)
-    with calling(url) as client:
-        submitted = client.jobs.submit(wanted, request, priority=priority, **dict(named(names)))
-        if watch and not submitted.state.terminal:
-            submitted = _followed(client, submitted.id)
-    _print(submitted, as_document=json)
-    raise typer.Exit(_code(submitted) if submitted.state.terminal else ExitCode.OK)
+    sent = dict(named(names))
+    _WORK.end(
+        lambda client: client.jobs.submit(wanted, request, priority=priority, **sent), url, watch=watch, json=json
+    )
 
 
 @jobs.command("list")
-def list_jobs(  # noqa: PLR0913 - options of a command
-    *,
-    state: Annotated[
-        list[State] | None, typer.Option("--state", metavar="STATE", help="Only those in this state.")
-    ] = None,
-    search: Search = None,
-    project: Project = None,
-    label: LabelFilter = None,
-    limit: Limit = 50,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+@options.with_groups
+def list_jobs(*, given: ListOptions, state: States = None) -> None:
     """List jobs, the newest first.
 
     Example: batchwright jobs list --state RUNNING
     """
-    with calling(url) as client:
-        rows = client.jobs.list(state=state, search=search, project=project, labels=labels_of(label))
-        found: list[JobSummary] = first(rows, limit)
+    found: list[JobSummary] = given.rows("jobs", state=state)
     table = work_table("updates")
     for row in found:
         course = row.course
         done = "-" if course is None else f"{course.update:,}" + (f"/{course.updates:,}" if course.updates else "")
         table.add_row(row.id, state_of(row), row.name or row.model, done)
-    print_rows(found, table, json=json)
-
-
-@jobs.command()
-def show(job_id: _Id, *, url: Url = None, json: Json = False) -> None:
-    """Show a job: its progress, its result or its problem, or its place in the queue."""
-    with calling(url) as client:
-        found = client.jobs.get(job_id)
-    _print(found, as_document=json)
-
-
-@jobs.command()
-def watch(job_id: _Id, *, url: Url = None, json: Json = False) -> None:
-    """Show the updates of a job as they are made, and then its result. Ctrl-C leaves the job running.
-
-    Exit codes: 0 trained; 6 the job failed or was cancelled.
-    """
-    with calling(url) as client:
-        found = _followed(client, job_id)
-    _print(found, as_document=json)
-    raise typer.Exit(_code(found))
-
-
-@jobs.command()
-def cancel(job_id: _Id, *, url: Url = None, json: Json = False) -> None:
-    """Cancel a job, which writes a checkpoint first. Nothing happens if it has ended."""
-    with calling(url) as client:
-        found = client.jobs.cancel(job_id)
-    _print(found, as_document=json)
-
-
-@jobs.command()
-def resume(job_id: _Id, *, watch: Watch = False, url: Url = None, json: Json = False) -> None:
-    """Resume a failed or cancelled job from its newest checkpoint."""
-    with calling(url) as client:
-        found = client.jobs.resume(job_id)
-        if watch:
-            found = _followed(client, job_id)
-    _print(found, as_document=json)
-    raise typer.Exit(_code(found) if found.state.terminal else ExitCode.OK)
+    print_rows(found, table, json=given.json)
 
 
 def _followed(client: Client, job_id: str) -> Job:
@@ -158,7 +101,7 @@ def _followed(client: Client, job_id: str) -> Job:
 
 
 def _is_shown(progress: RunProgress) -> bool:
-    """Whether an update has a line: each of a short run, a tenth of a long one."""
+    """Return whether an update has a line: each of a short run, a tenth of a long one."""
     every = max(1, (progress.updates or 0) // 10)
     return progress.update % every == 0 or progress.update in {1, progress.updates}
 
@@ -179,3 +122,13 @@ def _print(found: Job, *, as_document: bool) -> None:
         folder = f" Files in {found.directory}." if found.directory else ""
         text = f"{found.id} {found.state.lower()}: {found.result.message}.{folder}"
     print_result(found, as_document=as_document, text=text)
+
+
+_WORK = WorkCommands("jobs", _followed, _print, _code)
+_WORK.add_to(jobs, codes="Exit codes: 0 trained; 6 the job failed or was cancelled.")
+
+
+@jobs.command()
+def resume(job_id: WorkId, *, watch: Watch = False, url: Url = None, json: Json = False) -> None:
+    """Resume a failed or cancelled job from its newest checkpoint."""
+    _WORK.end(lambda client: client.jobs.resume(job_id), url, watch=watch, json=json)

@@ -9,21 +9,16 @@ import typer
 from rich.table import Column, Table
 
 from batchwright.cli import options
-from batchwright.cli.arguments import check_file, labels_of
+from batchwright.cli.arguments import check_file
 from batchwright.cli.commands.export import FormatOptions, print_export
 from batchwright.cli.display import recommendation_panel
 from batchwright.cli.help import GroupHelp
-from batchwright.cli.output import print_result, write_output
-from batchwright_service.cli.admin import print_rows
+from batchwright.cli.output import print_result, print_rows, write_output
 from batchwright_service.cli.remote import (
     Json,
-    LabelFilter,
-    Limit,
-    Project,
-    Search,
+    ListOptions,
     Url,
     calling,
-    first,
     plan_of,
     work_panel,
 )
@@ -35,32 +30,26 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the recommendation
 
 
 @recommendations.command("list")
-def list_recommendations(  # noqa: PLR0913 - options of a command
+@options.with_groups
+def list_recommendations(
     *,
+    given: ListOptions,
     stale: Annotated[
         bool | None,
         typer.Option(
             "--stale/--current", help="Only recommendations that an upgrade made stale, or only those that still hold."
         ),
     ] = None,
-    search: Search = None,
-    project: Project = None,
-    label: LabelFilter = None,
-    limit: Limit = 50,
-    url: Url = None,
-    json: Json = False,
 ) -> None:
     """List recommendations, the newest first.
 
     Example: batchwright recommendations list --search llama
     """
-    with calling(url) as client:
-        rows = client.recommendations.list(stale=stale, search=search, project=project, labels=labels_of(label))
-        found = first(rows, limit)
+    found = given.rows("recommendations", stale=stale)
     table = Table(Column("id", no_wrap=True), "name", "plan", "device", box=None, pad_edge=False)
     for row in found:
         table.add_row(row.id, row.name or row.model, plan_of(row), row.device_name)
-    print_rows(found, table, json=json)
+    print_rows(found, table, json=given.json)
 
 
 @recommendations.command()

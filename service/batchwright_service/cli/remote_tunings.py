@@ -8,25 +8,20 @@ import typer
 from rich.console import Group, RenderableType
 
 from batchwright.cli import options, trailing_command as trailing
-from batchwright.cli.arguments import labels_of, named, tuning_request
+from batchwright.cli.arguments import named, tuning_request
 from batchwright.cli.display import ProbeBoard, progress_console, recommendation_panel
 from batchwright.cli.errors import ExitCode
 from batchwright.cli.help import GroupedTakesCommand, GroupHelp
-from batchwright.cli.output import print_result
-from batchwright.client.documents.states import State
+from batchwright.cli.output import print_result, print_rows
 from batchwright.client.documents.work import TuningSummary
-from batchwright_service.cli.admin import print_rows
 from batchwright_service.cli.remote import (
     Json,
-    LabelFilter,
-    Limit,
+    ListOptions,
     Priority,
-    Project,
-    Search,
+    States,
     Url,
     Watch,
-    calling,
-    first,
+    WorkCommands,
     plan_of,
     state_in_words,
     state_of,
@@ -42,7 +37,6 @@ if TYPE_CHECKING:
 tunings = typer.Typer(
     cls=GroupHelp, help="Submit, list, show, watch and cancel the tunings of a service.", no_args_is_help=True
 )
-_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the tuning, as `list` shows it.")]
 
 
 @tunings.command(cls=GroupedTakesCommand)
@@ -65,69 +59,29 @@ def submit(  # noqa: PLR0913 - options of a command
 
     Example: batchwright tunings submit spec.yaml --effective-batch-size 512 --gpu A100-80GB --watch
     """
-    names = named(tuning)
     model = trailing.command_model(context, spec, command)
     request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
-    with calling(url) as client:
-        submitted = client.tunings.submit(request, fresh=fresh, priority=priority, **dict(names))
-        if watch and not submitted.state.terminal:
-            submitted = _followed(client, submitted.id)
-    _print(submitted, as_document=json)
-    raise typer.Exit(_code(submitted) if submitted.state.terminal else ExitCode.OK)
+    sent = dict(named(tuning))
+    _WORK.end(
+        lambda client: client.tunings.submit(request, fresh=fresh, priority=priority, **sent),
+        url,
+        watch=watch,
+        json=json,
+    )
 
 
 @tunings.command("list")
-def list_tunings(  # noqa: PLR0913 - options of a command
-    *,
-    state: Annotated[
-        list[State] | None, typer.Option("--state", metavar="STATE", help="Only those in this state.")
-    ] = None,
-    search: Search = None,
-    project: Project = None,
-    label: LabelFilter = None,
-    limit: Limit = 50,
-    url: Url = None,
-    json: Json = False,
-) -> None:
+@options.with_groups
+def list_tunings(*, given: ListOptions, state: States = None) -> None:
     """List tunings, the newest first.
 
     Example: batchwright tunings list --state FAILED --project vision
     """
-    with calling(url) as client:
-        rows = client.tunings.list(state=state, search=search, project=project, labels=labels_of(label))
-        found: list[TuningSummary] = first(rows, limit)
+    found: list[TuningSummary] = given.rows("tunings", state=state)
     table = work_table("plan")
     for row in found:
         table.add_row(row.id, state_of(row), row.name or row.model, plan_of(row))
-    print_rows(found, table, json=json)
-
-
-@tunings.command()
-def show(tuning_id: _Id, *, url: Url = None, json: Json = False) -> None:
-    """Show a tuning: its recommendation, its problem, or its place in the queue."""
-    with calling(url) as client:
-        found = client.tunings.get(tuning_id)
-    _print(found, as_document=json)
-
-
-@tunings.command()
-def watch(tuning_id: _Id, *, url: Url = None, json: Json = False) -> None:
-    """Show the probes of a tuning as they end, and then its result. Ctrl-C leaves the tuning running.
-
-    Exit codes: 0 a plan; 3 nothing fits; 4 the tuning failed or was cancelled.
-    """
-    with calling(url) as client:
-        found = _followed(client, tuning_id)
-    _print(found, as_document=json)
-    raise typer.Exit(_code(found))
-
-
-@tunings.command()
-def cancel(tuning_id: _Id, *, url: Url = None, json: Json = False) -> None:
-    """Cancel a tuning. Nothing happens if it has ended."""
-    with calling(url) as client:
-        found = client.tunings.cancel(tuning_id)
-    _print(found, as_document=json)
+    print_rows(found, table, json=given.json)
 
 
 def _followed(client: Client, tuning_id: str) -> Tuning:
@@ -156,3 +110,7 @@ def _print(found: Tuning, *, as_document: bool) -> None:
         export = f"Export: batchwright recommendations export {made.id} --format slurm (or another)"
         text = Group(recommendation_panel(made), *([train, export] if made.feasible else []))
     print_result(found, as_document=as_document, text=text)
+
+
+_WORK = WorkCommands("tunings", _followed, _print, _code)
+_WORK.add_to(tunings, codes="Exit codes: 0 a plan; 3 nothing fits; 4 the tuning failed or was cancelled.")

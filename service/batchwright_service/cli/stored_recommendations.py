@@ -16,8 +16,9 @@ import typer
 from rich.table import Column, Table
 
 from batchwright.cli.help import GroupHelp
+from batchwright.cli.output import print_rows
 from batchwright.client.documents.staleness import Staleness
-from batchwright_service.cli.admin import Json, opened, print_rows
+from batchwright_service.cli.admin import Json, opened
 from batchwright_service.cli.serve import DatabaseUrl
 from batchwright_service.domain.callers import KEYLESS
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.table import Column, Table
 
 from batchwright.cli.help import GroupHelp
+from batchwright.cli.output import print_rows
 from batchwright.client.documents.webhooks import (
     ENDINGS,
     Delivery,
@@ -28,7 +29,7 @@ from batchwright.client.documents.webhooks import (
 )
 from batchwright.errors import SpecError
 from batchwright.schemas.field_errors import problems_in
-from batchwright_service.cli.admin import Json, opened, print_created, print_rows
+from batchwright_service.cli.admin import Json, opened, print_created
 from batchwright_service.cli.serve import DatabaseUrl
 from batchwright_service.domain.callers import KEYLESS
 

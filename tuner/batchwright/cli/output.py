@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.table import Table
 
 from batchwright.cli.arguments import target_of, unwritable, wrong_argument
 from batchwright.cli.errors import EndedBySignalError, ExitCode, as_json
 from batchwright.errors import SpecError
+from batchwright.schemas.base import Document
 from batchwright.schemas.training import RunOutcome, TrainingResult
 from batchwright.system.files import write_atomically
 
@@ -22,6 +25,14 @@ def print_result(document: BaseModel, *, as_document: bool, text: object) -> Non
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
     else:
         Console(highlight=False, markup=False).print(text)
+
+
+def print_rows(found: Sequence[Document], table: Table, *, json: bool) -> None:
+    """Print rows as JSON Lines, or as the table."""
+    if json:
+        sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
+    else:
+        Console(highlight=False, markup=False).print(table)
 
 
 def print_run(result: TrainingResult, *, as_document: bool, text: str, stopped: ExitCode) -> None:
