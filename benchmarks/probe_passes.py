@@ -35,7 +35,7 @@ Peaks = dict[str, int]
 
 
 _NEEDED = {"muon": {"momentum": 0.95}}
-"""What an optimizer cannot do without."""
+"""Fields of a spec that an optimizer requires."""
 
 
 def requests(device: str) -> Iterator[tuple[str, ProbeRequest]]:

@@ -68,7 +68,7 @@ def test_an_unknown_option_is_an_error_in_json(words: tuple[str, ...]) -> None:
     ],
 )
 def test_wrong_input_is_an_error_in_json(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    """Values, files and folders, whoever finds them wrong."""
+    """Wrong values, files and folders, found by any layer."""
     (tmp_path / "spec.yaml").write_text("model: {kind: reference, architecture: {name: gpt}}")
     done = called(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "")

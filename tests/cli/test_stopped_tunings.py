@@ -36,7 +36,7 @@ SIGNALS = pytest.mark.parametrize(
 
 
 class Clock(SimpleNamespace):
-    """A clock that stands still until it is told."""
+    """A clock that the test advances."""
 
     seconds: float = 0.0
 
@@ -46,7 +46,7 @@ class Clock(SimpleNamespace):
 
 
 class Stop:
-    """What stops a tuning while a probe runs."""
+    """A reason to stop a tuning while a probe runs."""
 
     def __init__(self, at: int, how: signal.Signals | Clock | Exception, *, proves_plans: bool = False) -> None:
         self.at, self.how, self.proves_plans = at, how, proves_plans

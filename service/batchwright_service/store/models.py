@@ -134,7 +134,7 @@ class Search:
     problem_code: str | None = None
     """Code of the problem with which work failed; no filter of recommendations."""
     outcome: WorkOutcome | None = None
-    """How work ended; no filter of recommendations."""
+    """Outcome of the work; no filter of recommendations."""
     created_after: datetime | None = None
     """Only what was created later."""
     slot: str | None = None

@@ -99,7 +99,7 @@ class RecordedGain:
 
 @dataclass
 class TrendBucket:
-    """What ended in one part of a period."""
+    """Figures of the work that ended in one part of a period."""
 
     start: datetime
     tunings: int = 0

@@ -180,7 +180,7 @@ _HOSTS_KNOWN = 10_000
 
 
 class Conduct(IntEnum):
-    """How a host answered the last attempt; the best first."""
+    """The answer of a host to the last attempt; the best first."""
 
     PROMPT = 0
     UNKNOWN = 1

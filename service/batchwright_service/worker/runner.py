@@ -275,7 +275,7 @@ class _RecordingHooks(TuningHooks):
 
     @override
     def begins(self, step: Step) -> None:
-        with suppress(StaleLeaseError, StoreUnavailableError):  # it is only shown, and so delays no tuning
+        with suppress(StaleLeaseError, StoreUnavailableError):  # only shown: no failure to store it ends a tuning
             self.store.evidence.record_activity(self.holder.lease, activity_of(step))
 
     @override

@@ -128,7 +128,7 @@ class TakesCommand(TyperCommand):
 
 
 def _begin_of_command(args: Sequence[str]) -> int | None:
-    """Where a command begins that has no ``--`` before it: at a script, or at a program with arguments or variables."""
+    """Return where a command without ``--`` begins: at a script, or at a program with arguments or variables."""
     for index, word in enumerate(args):
         is_value = index > 0 and args[index - 1].startswith("-")
         if is_value or word.startswith("-") or not word.split():

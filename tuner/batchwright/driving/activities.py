@@ -1,4 +1,4 @@
-"""What a tuning does now, in the words of the terminal, the library and the pages. No torch."""
+"""Describe what a tuning does now, in the words of the terminal, the library and the pages. No torch."""
 
 from __future__ import annotations
 

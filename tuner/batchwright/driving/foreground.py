@@ -105,18 +105,21 @@ def run_tuning(  # noqa: PLR0913 - what a caller may decide
             left = _unfinished(tuning, error, time.monotonic() - began)
             if keep is not None:
                 keep(left)
-            is_over = left.stopped_by != "error" and (tuning.next_probe() is None or tuning.stop(left.stopped_by))
-            if keep is None or not is_over:
-                if left.stopped_by == "time-limit":
-                    raise TuningFailedError(
-                        "time-limit", f"{left.statement}, and no plan was proven: allow more time"
-                    ) from None
-                raise
+            if keep is None or not _ends_with_plan(tuning, left.stopped_by):
+                if left.stopped_by != "time-limit":
+                    raise
+                message = f"{left.statement}, and no plan was proven: allow more time"
+                raise TuningFailedError("time-limit", message) from None
     if observer is not None:
         observer.set_activity("")
     return tuning.recommendation(
         identifier=f"rec_{uuid.uuid4().hex}", created_at=datetime.now(UTC), total_seconds=time.monotonic() - began
     )
+
+
+def _ends_with_plan(tuning: TuningSession, stopped_by: StopReason) -> bool:
+    """End a tuning that was stopped; return whether it has a plan: all its probes ran, or those so far prove one."""
+    return stopped_by != "error" and (tuning.next_probe() is None or tuning.stop(stopped_by))
 
 
 def _resume(tuning: TuningSession, stopped: UnfinishedTuning) -> None:

@@ -14,7 +14,7 @@ from batchwright.system.fork_server.client import ForkServer
 from batchwright.system.fork_server.spawn import ChildProcess
 
 _IDLE_SECONDS = 300.0
-"""How long a process waits for the next request: limited because an idle process uses half a gigabyte of memory."""
+"""Seconds that a process waits for the next request: limited because an idle process uses half a gigabyte of memory."""
 
 
 class EstimatePool:

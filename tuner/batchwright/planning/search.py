@@ -150,7 +150,7 @@ class MicroBatchSearch:
 
     @property
     def may_bracket(self) -> bool:
-        """Whether fits of one update are trusted to narrow the search: until two updates refuted one."""
+        """True while fits of one update narrow the search: until two updates refuted one."""
         return self._refuted_brackets == 0
 
     def may_end_with(self, size: int) -> bool:

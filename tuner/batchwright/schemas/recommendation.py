@@ -18,7 +18,7 @@ UNFINISHED: Literal["unfinished-tuning"] = "unfinished-tuning"
 """Kind of the document of a tuning that was stopped before its recommendation."""
 
 StopReason = Literal["interrupted", "time-limit", "error"]
-"""What ended a tuning before its end: a signal, its time limit, or an error."""
+"""Cause of an early end of a tuning: a signal, its time limit, or an error."""
 
 
 class Proof(Document):

@@ -27,7 +27,7 @@ class UnfinishedTuning(Document):
     """
 
     kind: Literal["unfinished-tuning"] = UNFINISHED
-    """What this document is."""
+    """The kind of this document."""
     schema_version: Literal[1] = 1
     """Version of this document's layout."""
     stopped_by: StopReason

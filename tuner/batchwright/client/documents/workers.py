@@ -281,7 +281,7 @@ class Gains(Document):
 
 
 class TrendPoint(Document):
-    """What ended in one part of a period, and what its recommendations gained."""
+    """The work that ended in one part of a period, and the gain of its recommendations."""
 
     start: datetime
     """Begin of the part (UTC)."""
