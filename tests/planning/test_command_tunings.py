@@ -470,6 +470,20 @@ def test_a_stored_recommendation_is_confirmed_by_a_run_of_its_plan() -> None:
     assert "8 of 25, as planned" in found.evidence.plan_proof
 
 
+def test_a_resumed_tuning_knows_the_files_of_its_earlier_probes() -> None:
+    """They did not exist before the tuning, so that writing them again ends nothing; a file of the user does."""
+    made = WrittenFiles(made=("out/args.txt",), counts={"made": 1})
+    again = WrittenFiles(replaced=("out/args.txt",), counts={"replaced": 2})  # by two ranks
+    course = tuning(200)
+    for files in (made, again):
+        probe = course.next_probe() or pytest.fail("no probe")
+        course.record(answer(probe, 37, files=files))
+    assert course.next_probe() is not None
+    assert course.probes[-1].files == WrittenFiles(remade=("out/args.txt",), counts={"remade": 1})
+    course.record(answer(course.next_probe() or probe, 37, **REPLACED))
+    assert course.next_probe() is None
+
+
 def test_a_tuning_that_is_stopped_keeps_the_plan_that_was_proven() -> None:
     """The largest whose plan ran, although a larger size fits; none where no plan ran."""
     course = tuning(200)

@@ -259,6 +259,9 @@ class TuningSession:
 
     def _record_probe(self, result: ProbeResult) -> None:
         """Record the result of a probe."""
+        if result.files is not None:
+            earlier = (probe.files for probe in self._course.probes if probe.files is not None)
+            result = result.model_copy(update={"files": result.files.after(earlier)})
         for stage in reversed(self._stages):  # the last ones know their own results
             if stage.tell(self._course, result):
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -207,6 +207,24 @@ class WrittenFiles(Document):
             if found:
                 counts[kind] = max(len(names[kind]), *(probe.counts.get(kind, 0) for probe in probes))
         return cls(**names, counts=counts)
+
+    def after(self, earlier: Iterable[WrittenFiles]) -> WrittenFiles:
+        """Return these files with those of earlier probes of the tuning as such.
+
+        A process that goes on with a tuning takes every file that it finds for the user's.
+        """
+        own = {path for files in earlier for path in (*files.made, *files.remade)}
+        names = {"remade": self.remade}
+        counts = dict(self.counts)
+        for kind in ("replaced", "changed"):
+            listed: tuple[str, ...] = getattr(self, kind)
+            names[kind] = tuple(path for path in listed if path not in own)
+            names["remade"] += tuple(path for path in listed if path in own)
+            found = len(listed) - len(names[kind])
+            is_whole = not names[kind] and len(listed) < MOST_NAMED_FILES  # several ranks may count one file
+            counts[kind] = 0 if is_whole else counts.get(kind, 0) - found
+            counts["remade"] = counts.get("remade", 0) + found
+        return self.model_copy(update={**names, "counts": {kind: count for kind, count in counts.items() if count > 0}})
 
     @property
     def in_words(self) -> str:

@@ -132,7 +132,9 @@ class Course:
         command = self.conditions.request.command
         if command is None or command.model.allow_overwriting:
             return None
-        return next((probe for probe in self.probes if probe.files is not None and probe.files.replaced), None)
+        return next(
+            (probe for probe in self.probes if probe.files is not None and probe.files.counts.get("replaced")), None
+        )
 
     @property
     def is_over(self) -> bool:
