@@ -196,7 +196,7 @@ def test_fewest_steps_takes_fewer_probes() -> None:
         pairs.append([len(answer(item, share, device).evidence.probes) for item in ("largest", "fewest_steps")])
     largest, fewest = (sum(column) for column in zip(*pairs, strict=True))
     assert fewest < 0.85 * largest
-    assert sum(fewest > largest for largest, fewest in pairs) <= 0.01 * len(pairs)
+    assert sum(fewest > largest for largest, fewest in pairs) <= 0.02 * len(pairs)
 
 
 @pytest.mark.parametrize("objective", ["largest", "fewest_steps", "fastest"])

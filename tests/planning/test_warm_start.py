@@ -98,8 +98,10 @@ def retuned(stored: Recommendation, memory: Memory, limit: int = LIMIT, **change
 
 
 def sizes(found: Recommendation) -> list[int]:
-    """The sizes that were searched, in order; a run of the plan may follow."""
-    return [probe.micro_batch_size for probe in found.evidence.probes if not probe.runs_plan]
+    """The sizes that were searched, in order; a run of a smaller plan may follow."""
+    proven = found.evidence.proof.fits
+    probes = [probe for probe in found.evidence.probes if not probe.runs_plan or probe.micro_batch_size == proven]
+    return [probe.micro_batch_size for probe in probes]
 
 
 def test_under_other_versions_one_probe_confirms_the_recommendation() -> None:
@@ -121,6 +123,17 @@ def test_under_other_versions_one_probe_confirms_the_recommendation() -> None:
     assert "rests-on-warm-start" in {warning.code for warning in found.warnings}
     assert found.fingerprint != stored.fingerprint
     assert Recommendation.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_fit_of_the_plan_is_confirmed_by_another() -> None:
+    """The plan begins with two micro-batches of 45, so its run proved the size: one run confirms both again."""
+    stored = stored_recommendation(request_under(effective_batch_size=895))
+    window = (45, 45, 44, 44)
+    assert [probe.micro_batch_sizes for probe in stored.evidence.probes if probe.micro_batch_size == 45] == [window]
+    found = retuned(stored, Memory(), effective_batch_size=895)
+    assert [probe.micro_batch_sizes for probe in found.evidence.probes] == [window]
+    assert found.evidence.proof.stopped_by == "warm-start"
+    assert found.evidence.plan_proof == stored.evidence.plan_proof
 
 
 def test_a_full_proof_names_no_warm_start() -> None:
@@ -208,8 +221,8 @@ def test_a_single_fit_is_led_by_the_curve_of_its_own_tuning() -> None:
     )
 
 
-@pytest.mark.parametrize(("context", "probes"), [(500, 1), (560, 3)])
-def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: int) -> None:
+@pytest.mark.parametrize(("context", "stopped_by"), [(500, "warm-start"), (560, "oom")])
+def test_memory_beside_the_tensors_that_moved_is_searched(context: int, stopped_by: str) -> None:
     """The same tensors, but a context that took more: the next size was not seen to fail beside that one."""
 
     def on_a_card(taken: int) -> Callable[[ProbeRequest], ProbeResult]:
@@ -220,14 +233,14 @@ def test_memory_beside_the_tensors_that_moved_is_searched(context: int, probes: 
 
         return run
 
-    then = new_tuning(request_under(), THEN)
-    while (probe := then.next_probe()) is not None:
-        then.record(on_a_card(500)(probe))
-    stored = then.recommendation(identifier="rec_then", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
-    now = new_tuning(request_under(), NOW, stored)
-    while (probe := now.next_probe()) is not None:
-        now.record(on_a_card(context)(probe))
-    assert (sum(not probe.runs_plan for probe in now.probes) == 1) == (probes == 1)
+    def found(tuning: TuningSession, taken: int) -> Recommendation:
+        while (probe := tuning.next_probe()) is not None:
+            tuning.record(on_a_card(taken)(probe))
+        return tuning.recommendation(identifier="rec", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+
+    stored = found(new_tuning(request_under(), THEN), 500)
+    now = found(new_tuning(request_under(), NOW, stored), context)
+    assert now.evidence.proof.stopped_by == stopped_by
 
 
 def test_the_fastest_plan_is_searched_and_timed_again() -> None:

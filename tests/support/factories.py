@@ -79,6 +79,7 @@ def probe_result(
             "micro_batch_sizes": (size, size) if changes.get("accumulates", True) else (size,),
             "outcome": outcome,
             "phase": Phase.DONE if outcome is Outcome.FIT else Phase.WARMUP,
+            "failed_micro_batch": 1 if outcome in {Outcome.OOM, Outcome.INVALID_SIZE} else None,
             "message": f"{outcome} at {size}",
             "process_peak_bytes": used_bytes,
             **changes,

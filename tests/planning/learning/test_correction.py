@@ -87,6 +87,7 @@ class Truth:
             micro_batch_sizes=probe_window(wanted),
             outcome=Outcome.FIT if fits else Outcome.OOM,
             phase=Phase.DONE if fits else Phase.WARMUP,
+            failed_micro_batch=None if fits else 1,
             peak_allocated_bytes=peak if fits else None,
             peak_reserved_bytes=peak if fits else None,
             resident_bytes=round(self.constant) if fits else None,
@@ -125,8 +126,8 @@ def tuned(  # noqa: PLR0913 - all that tells a tuning apart
 
 
 def searched(found: Recommendation) -> int:
-    """The number of probes of the search, without those of the plan itself."""
-    return sum(not probe.runs_plan for probe in found.evidence.probes)
+    """The number of probes of the search, without a run of the plan alone."""
+    return sum(probe.shows_size for probe in found.evidence.probes)
 
 
 def residual_from(

@@ -56,6 +56,12 @@ class PossibleWarmStart:
         return self.size is not None or self.peaks is not None
 
     @property
+    def ran_plan(self) -> bool:
+        """Return whether the stored fit was a run of the plan, to which only another such run compares."""
+        fit = _fit(self.stored)
+        return fit is not None and fit.runs_plan
+
+    @property
     def evidence(self) -> WarmStart:
         """The stored recommendation, for the evidence of the new one."""
         return WarmStart(
@@ -94,8 +100,9 @@ def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAUL
 
     Updates of a single micro-batch hold no gradients while it runs and lie on another curve, so they are left out.
     """
-    probes = [probe for probe in _searched(stored) if probe.accumulates and probe.used_bytes]
-    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+    proven = _fit(stored)
+    probes = [probe for probe in stored.evidence.probes if not probe.runs_plan or probe == proven]
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.accumulates and probe.used_bytes]
     used = {fit.micro_batch_size: fit.used_bytes or 0 for fit in fits}
     sizes = sorted(used)
     curve = list(zip(sizes, accumulate((used[size] for size in sizes), max), strict=True))
@@ -204,14 +211,14 @@ def _excess_of_next_size(start: PossibleWarmStart, first: ProbeResult, then: Pro
 
 
 def _searched(stored: Recommendation) -> list[ProbeResult]:
-    return [probe for probe in stored.evidence.probes if not probe.runs_plan]
+    return [probe for probe in stored.evidence.probes if probe.shows_size]
 
 
 def _fit(stored: Recommendation) -> ProbeResult | None:
-    """The fit that the recommendation rests on; the last of several."""
+    """The fit that the recommendation rests on: the last of several, and of the size alone if there is one."""
     probes = [probe for probe in _searched(stored) if probe.micro_batch_size == stored.evidence.proof.fits]
-    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
-    return fits[-1] if fits else None
+    fits = [probe for probe in reversed(probes) if probe.outcome is Outcome.FIT]
+    return max(fits, key=lambda fit: not fit.runs_plan, default=None)
 
 
 def _failure(stored: Recommendation) -> ProbeResult | None:

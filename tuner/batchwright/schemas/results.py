@@ -264,6 +264,9 @@ class ProbeResult(Document):
     """Outcome of the probe."""
     phase: Phase
     """Last phase that the probe reached."""
+    failed_micro_batch: PositiveInt | None = None
+    """Micro-batch of the first update that failed, counted from 1. None for a fit, for a failure at another time, and
+    where it is not known."""
     message: str = ""
     """Explanation of the outcome, one line."""
     details: str | None = None
@@ -322,6 +325,19 @@ class ProbeResult(Document):
     def runs_plan(self) -> bool:
         """Return whether the probe ran the micro-batches of a plan: to time or verify it, or since sizes differ."""
         return self.measures_time or self.verifies_plan or len(set(self.micro_batch_sizes)) > 1
+
+    @property
+    def shows_size(self) -> bool:
+        """Return whether the probe shows if its size fits.
+
+        A plan that begins with two micro-batches of the size shows it by a fit, or by a failure in one of these two.
+        """
+        if not self.runs_plan:
+            return True
+        if self.measures_time or self.verifies_plan or self.micro_batch_sizes[:2] != (self.micro_batch_size,) * 2:
+            return False
+        failed_early = self.failed_micro_batch is not None and self.failed_micro_batch <= 2  # noqa: PLR2004
+        return self.outcome is Outcome.FIT or (self.outcome in {Outcome.OOM, Outcome.INVALID_SIZE} and failed_early)
 
     @property
     def is_device_error(self) -> bool:

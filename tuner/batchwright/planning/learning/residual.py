@@ -20,7 +20,7 @@ def residual_of(recommendation: Recommendation, hardware: str) -> EstimateResidu
     """
     evidence, headroom = recommendation.evidence, recommendation.headroom
     expected = evidence.expected if evidence.warm_start is None else None
-    probes = [probe for probe in evidence.probes if probe.accumulates and not probe.runs_plan]
+    probes = [probe for probe in evidence.probes if probe.accumulates and probe.shows_size]
     fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.used_bytes]
     fit = max(fits, key=lambda probe: probe.micro_batch_size, default=None)
     if expected is None or headroom is None or fit is None:

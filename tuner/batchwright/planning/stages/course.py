@@ -46,8 +46,8 @@ class Course:
 
     @property
     def searched(self) -> list[ProbeResult]:
-        """The probes of the search, without runs of plans, which must not change its conclusions."""
-        return [probe for probe in self.probes if not probe.runs_plan]
+        """The probes that show which sizes fit. Other runs of plans must not change the conclusions of the search."""
+        return [probe for probe in self.probes if probe.shows_size]
 
     @property
     def whole_share_probe(self) -> ProbeResult | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from batchwright.errors import SearchError
+from batchwright.planning.accumulation import plan_window, steps_of
 from batchwright.planning.proofs.plan_proof import format_window, longer_as_plan, peak_without_gradients
 from batchwright.planning.stages.course import Course
 from batchwright.planning.stages.stage import Stage
@@ -24,11 +25,18 @@ class Confirmation(Stage):
         if any(probe.outcome is not Outcome.LOST for probe in course.probes):
             return None
         proves_plan = _can_prove_plan(course, start.size)
-        return course.conditions.probe(start.size, counts_plan=proves_plan)
+        return course.conditions.probe(start.size, counts_plan=proves_plan, runs_plan=start.ran_plan)
 
 
 class SizeSearch(Stage):
-    """Probe sizes until the largest that fits is proven, and then the whole share where it may fit all the same."""
+    """Probe sizes until the largest that fits is proven, and then the whole share where it may fit all the same.
+
+    Args:
+        runs_plans: whether the size that likely ends the search is probed by a run of its plan, where that shows both.
+    """
+
+    def __init__(self, *, runs_plans: bool = False) -> None:
+        self._runs_plans = runs_plans
 
     @override
     def ask(self, course: Course) -> ProbeRequest | None:
@@ -39,17 +47,22 @@ class SizeSearch(Stage):
         if conditions.request.command is not None:
             proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
             return conditions.probe(size, counts_plan=proves_plan)
+        may_end = course.search.may_end_with(size)
+        if self._runs_plans and may_end and _shows_size_by_plan(course, size):
+            return conditions.probe(size, runs_plan=True)
         is_part = course.search.verdict is None and course.search.may_bracket and size < conditions.share
-        return conditions.probe(size, brackets=is_part and not course.search.may_end_with(size))
+        return conditions.probe(size, brackets=is_part and not may_end)
 
     @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
         size = result.micro_batch_size
-        if result.runs_plan:
-            window = format_window(result.micro_batch_sizes)
-            raise SearchError(f"the plan in micro-batches of {window} is not the one to run now")
+        window = result.micro_batch_sizes
+        is_requested = self._runs_plans and window == _window_of_plan(course, size) and window[:2] == (size, size)
+        if result.runs_plan and not is_requested:
+            raise SearchError(f"the plan in micro-batches of {format_window(window)} is not the one to run now")
         if course.search.verdict is None:
-            course.search.tell(result)
+            if result.shows_size:
+                course.search.tell(result)
         elif size != _whole_share(course):
             raise SearchError(f"the search has ended: no probe of {size} was requested")
         return True
@@ -60,6 +73,24 @@ def _can_prove_plan(course: Course, size: int) -> bool:
     conditions = course.conditions
     divides = conditions.accumulates and conditions.share % size == 0
     return conditions.repeats and divides and not conditions.objective.times_plans
+
+
+def _shows_size_by_plan(course: Course, size: int) -> bool:
+    """Return whether a run of the size's plan also shows whether the size fits.
+
+    It does if the plan begins with two micro-batches of it. After a run that did not show it, no other plan is run
+    instead of a size.
+    """
+    conditions = course.conditions
+    if not conditions.accumulates or conditions.objective.times_plans:
+        return False
+    window = _window_of_plan(course, size)
+    is_unclear = any(probe.runs_plan and not probe.shows_size for probe in course.probes)
+    return window[:2] == (size, size) and len(set(window)) > 1 and not is_unclear
+
+
+def _window_of_plan(course: Course, size: int) -> tuple[int, ...]:
+    return plan_window(course.conditions.share, steps_of(course.conditions.share, size))
 
 
 def _likely_proves_plan(course: Course, size: int) -> bool:

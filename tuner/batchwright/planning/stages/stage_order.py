@@ -13,7 +13,7 @@ Stages = tuple[Stage, ...]
 
 SEARCH_STAGES: Stages = (Confirmation(), SizeSearch(), BaselineProbe(), PlanTiming())
 """Prove the largest size alone."""
-ALL_STAGES: Stages = (*SEARCH_STAGES, PlanRun())
+ALL_STAGES: Stages = (Confirmation(), SizeSearch(runs_plans=True), BaselineProbe(), PlanTiming(), PlanRun())
 """Prove the largest size, and then the plan to recommend."""
 QUICK_STAGES: Stages = (Confirmation(), QuickPlan(), BaselineProbe(), PlanRun())
 """Prove one plan, and search no larger one."""

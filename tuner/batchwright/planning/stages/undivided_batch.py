@@ -29,6 +29,7 @@ class UndividedBatch(SizeSearch):
     """
 
     def __init__(self, conditions: TuningConditions, check: CouplingCheck) -> None:
+        super().__init__()
         self._share = conditions.share
         self._check = check
         ranks, largest = conditions.request.spec.parallelism.world_size, conditions.space.size(conditions.space.count)

@@ -48,9 +48,15 @@ class TimedUpdate:
 
 
 class TimedEngine(UpdateEngine):
-    """An engine that times its updates, and keeps the time of the last."""
+    """An engine that times its updates, and keeps the time of the last.
+
+    Attributes:
+        timed: the time of the last update.
+        micro_batches: the micro-batches that were begun, in all updates.
+    """
 
     timed: TimedUpdate
+    micro_batches = 0
 
     def update(self, micro_batches: Sequence[MicroBatch], *, measures_noise: bool = False) -> UpdateReport:
         """Run and time one update; returns when the device is done."""
@@ -66,6 +72,7 @@ class TimedEngine(UpdateEngine):
 
     def _loss(self, model: nn.Module, batch: Batch) -> LossTerms:
         self._timestamps.add()
+        self.micro_batches += 1
         return super()._loss(model, batch)
 
 

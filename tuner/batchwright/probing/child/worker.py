@@ -82,6 +82,7 @@ class Progress:
     timing: UpdateTiming | None = None
     simulated_ranks: int | None = None
     phase: Phase = Phase.START
+    failed_micro_batch: int | None = None
 
 
 def run_probe(paths: ProbePaths) -> None:
@@ -134,7 +135,12 @@ def _measure(request: ProbeRequest, device: MemoryDevice, ranks: Ranks, paths: P
     engine = TimedEngine(spec, workload, model, device, ranks=ranks, recovers=False, sharded=sharded)
     micro_batches, waiting_batches = _micro_batches(request, workload)
     _enter(paths, progress, Phase.WARMUP)
-    _update(engine, micro_batches)
+    try:
+        _update(engine, micro_batches)
+    except BaseException:
+        if 1 <= engine.micro_batches <= len(micro_batches):  # more where the scaler has skipped an update
+            progress.failed_micro_batch = engine.micro_batches
+        raise
     device.synchronize()
     progress.resident_bytes = device.used_bytes()
     if request.brackets:
@@ -215,6 +221,7 @@ def _result(
         micro_batch_sizes=probe_window(request),
         outcome=outcome,
         phase=progress.phase,
+        failed_micro_batch=progress.failed_micro_batch,
         message=message[:_MESSAGE_LENGTH],
         details=details[:_MESSAGE_LENGTH] if details else None,
         error_type=error_type,
