@@ -4,8 +4,9 @@ The search proves a size by updates of whole micro-batches of it (``batchwright.
 They are at least as demanding as a plan that repeats one size up to the proven one (``is_as_demanding``): such a plan
 needs no probe of its own. A plan of two sizes (34 + 33 + 33) is run by one more probe, after the search and the timing
 of plans, unless its timing has run the same, or the search ran it: a plan that begins with two micro-batches of the
-proven size (46 + 46 + 45 + 45) proves that size too. Of several ranks, whose shares differ by one sample at most, the first
-whose micro-batches differ is run: those of any other rank are equal, or of the same two sizes in other numbers.
+proven size (46 + 46 + 45 + 45) proves that size too. Of several ranks, whose shares differ by one sample at most,
+the first whose micro-batches differ is run: those of any other rank are equal, or of the same two sizes in other
+numbers.
 
 A plan that runs out of memory is followed by the next smaller one, and every further one leaves out twice as many sizes
 as the one before: after at most ``log2(size) + 2`` probes a plan is found that ran, or repeats one size. A run that
