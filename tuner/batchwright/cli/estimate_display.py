@@ -64,7 +64,7 @@ def _facts(found: Estimate, gpu: GpuEstimate, request: EstimateRequest) -> list[
             ("allocator", f"{reserved} reserved, {format_bytes(peak.allocated_bytes)} allocated"),
         ]
         if gpu.peak.breakdown is not None:
-            facts.append(("of which", breakdown_table(gpu.peak, gpu.peak.breakdown)))
+            facts.append(("parts", breakdown_table(gpu.peak, gpu.peak.breakdown)))
     if gpu.plan is not None:
         facts.append(("plan", describe_balanced_plan(gpu.plan)))
     facts.append(("traced" if found.engine == "trace" else "ran", _describe_tracing(found)))
@@ -112,7 +112,7 @@ def estimate_table(found: Estimate, request: EstimateRequest) -> Group:
     """Build the table of GPUs, with the verdict and the plan of each."""
     table = Table(box=None, pad_edge=False)
     size = "needs" if request.micro_batch_size is None else f"{request.micro_batch_size:,} needs"
-    names = ["gpu", "usable", size, "", "largest", "sure-perhaps" if found.engine == "trace" else "probes"]
+    names = ["gpu", "usable", size, "", "largest", "interval" if found.engine == "trace" else "probes"]
     for name in names if request.effective_batch_size is None else [*names, "plan"]:
         justify: Literal["left", "right"] = "left" if name in {"gpu", "", "plan"} else "right"
         table.add_column(name, justify=justify, no_wrap=name != "plan", overflow="fold")
