@@ -136,6 +136,17 @@ def test_a_fit_of_the_plan_is_confirmed_by_another() -> None:
     assert found.evidence.plan_proof == stored.evidence.plan_proof
 
 
+def test_a_plan_that_was_lost_is_not_run_again_to_confirm_its_size() -> None:
+    """The size is then probed alone, and the search ends where that is lost too."""
+    request = request_under(effective_batch_size=895)
+    tuning = new_tuning(request, NOW, stored_recommendation(request))
+    ran = []
+    while (probe := tuning.next_probe()) is not None:
+        ran.append((probe.micro_batch_size, probe.runs_plan))
+        tuning.record(probe_result(probe.micro_batch_size, Outcome.LOST, micro_batch_sizes=probe_window(probe)))
+    assert ran == [(45, True), (45, False), (45, False)]
+
+
 def test_a_full_proof_names_no_warm_start() -> None:
     """Without a warm start there is none in the evidence, and no warning."""
     found = stored_recommendation()

@@ -50,6 +50,11 @@ class Course:
         return [probe for probe in self.probes if probe.shows_size]
 
     @property
+    def has_unclear_plan_run(self) -> bool:
+        """Whether a run of a plan did not show if its size fits: sizes are then probed alone."""
+        return any(probe.runs_plan and not probe.shows_size for probe in self.probes)
+
+    @property
     def whole_share_probe(self) -> ProbeResult | None:
         """The probe of a rank's whole share in one micro-batch, if it has run."""
         share = self.conditions.share

@@ -25,7 +25,8 @@ class Confirmation(Stage):
         if any(probe.outcome is not Outcome.LOST for probe in course.probes):
             return None
         proves_plan = _can_prove_plan(course, start.size)
-        return course.conditions.probe(start.size, counts_plan=proves_plan, runs_plan=start.ran_plan)
+        runs_plan = start.ran_plan and not course.has_unclear_plan_run
+        return course.conditions.probe(start.size, counts_plan=proves_plan, runs_plan=runs_plan)
 
 
 class SizeSearch(Stage):
@@ -85,8 +86,7 @@ def _shows_size_by_plan(course: Course, size: int) -> bool:
     if not conditions.accumulates or conditions.objective.times_plans:
         return False
     window = _window_of_plan(course, size)
-    is_unclear = any(probe.runs_plan and not probe.shows_size for probe in course.probes)
-    return window[:2] == (size, size) and len(set(window)) > 1 and not is_unclear
+    return window[:2] == (size, size) and len(set(window)) > 1 and not course.has_unclear_plan_run
 
 
 def _window_of_plan(course: Course, size: int) -> tuple[int, ...]:
