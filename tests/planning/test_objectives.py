@@ -24,7 +24,7 @@ from batchwright.planning.objectives.by_name import objective_of
 from batchwright.planning.objectives.fastest import Fastest
 from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
 from batchwright.planning.parameters import DEFAULT_PARAMETERS
-from batchwright.planning.plan_figures import alternatives
+from batchwright.planning.plan_figures import alternatives, possible_sizes
 from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Headroom, Proof, Recommendation
@@ -671,6 +671,12 @@ def test_plans_that_measurements_contradict_are_not_offered() -> None:
     assert sizes[0] == 85
     assert all(size < min(failed) for size in sizes[1:])
     assert set(timed(found)) <= set(sizes)
+
+
+def test_sizes_above_one_that_a_plan_refuted_are_not_offered() -> None:
+    """34 + 34 + 33 ran out of memory in its first micro-batch, so 51 + 50 does not fit either."""
+    probes = [probe_result(33), probe_result(34, Outcome.OOM, micro_batch_sizes=(34, 34, 33))]
+    assert possible_sizes(101, 101, [*probes, probe_result(101, accumulates=False)])[-2:] == [26, 101]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, r
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
     stopped = [probe for probe in probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
-    searched = [probe.micro_batch_size for probe in stopped if probe.accumulates and not probe.runs_plan]
+    searched = [probe.micro_batch_size for probe in stopped if probe.accumulates and probe.shows_size]
     plans = {probe.micro_batch_size for probe in stopped if probe.runs_plan}
     of_plans = divisors_up_to(share, largest) if repeats else sizes_for_steps(share, largest)
     sizes = [size for size in of_plans if size == largest or size < min(searched, default=share)]
