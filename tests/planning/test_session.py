@@ -498,6 +498,14 @@ def test_a_quick_tuning_runs_one_plan(batch: int, fields: dict[str, Any]) -> Non
     assert again.next_probe() is None
 
 
+def test_the_plan_of_a_quick_tuning_may_be_beside_its_grid_after_a_restart() -> None:
+    """A restart has no estimate: the run of the plan shows that the size before was the sure one."""
+    again = tuning(tuning_request(effective_batch_size=100, quick=True, granularity=8))
+    again.record(probe_result(40))
+    again.record(probe_result(34, micro_batch_sizes=(34, 33, 33)))
+    assert again.next_probe() is None
+
+
 def test_a_quick_tuning_goes_on_after_an_oom() -> None:
     """A plan that the estimate was wrong of is followed by a smaller one; where not even one sample fits, none fits."""
     found = finish(quick_tuning(100), largest=7)
@@ -506,6 +514,18 @@ def test_a_quick_tuning_goes_on_after_an_oom() -> None:
     assert 1 <= max(plan_of(found).micro_batch_sizes[0]) <= 7
     assert found.evidence.proof.stopped_by == "quick" or found.evidence.proof.shows_larger_fail
     assert not finish(quick_tuning(100), largest=0).feasible
+
+
+def test_a_quick_tuning_whose_estimate_was_late_ends_after_an_error_of_its_plan() -> None:
+    """The estimate would lead to the same plan again; sizes are probed instead."""
+    course = tuning(tuning_request(effective_batch_size=100, quick=True, **LIMIT))
+    course.record(probe_result(1))
+    course.start_from_estimate(expected_line())
+    plan = course.next_probe()
+    assert plan is not None
+    assert plan.runs_plan
+    course.record(probe_result(plan.micro_batch_size, Outcome.ERROR, micro_batch_sizes=probe_window(plan)))
+    assert finish(course, largest=40).feasible
 
 
 def test_a_quick_tuning_without_an_estimate_is_a_whole_one() -> None:

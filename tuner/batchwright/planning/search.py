@@ -321,6 +321,8 @@ class MicroBatchSearch:
         bracket, estimate, limit = self._bracket, self.space.expected, self.space.limit_bytes
         if estimate is None or limit is None or self.verdict is not None:
             return None
+        if self._is_closed:  # at a fit of one update
+            return self.ask()
         bracketed = self._bracketed(bracket, self._posterior_of(bracket, estimate, limit))
         return self.space.size(bracketed.nearest_to(self._parameters.quick_fit_probability))
 

@@ -12,18 +12,22 @@ from batchwright.schemas.results import Outcome, ProbeResult
 
 
 class QuickPlan(SizeSearch):
-    """Run the plan that the estimate is sure of, or a smaller one after an OOM. Without an estimate, search."""
+    """Run the plan that the estimate is sure of, or a smaller one after an OOM.
+
+    Without an estimate, and after a plan that failed by an error, search.
+    """
 
     @override
     def ask(self, course: Course) -> ProbeRequest | None:
-        if course.search.space.expected is None:
+        has_error = any(probe.runs_plan and probe.outcome is Outcome.ERROR for probe in course.probes)
+        if course.search.space.expected is None or has_error:  # the estimate would lead to the same plan again
             return super().ask(course)
         size = None if course.is_confirmed else course.search.surest_size()
         if size is None:
             return None
-        share, space = course.conditions.share, course.search.space
+        share = course.conditions.share
         balanced = plan_size(share, steps_of(share, size))
-        if space.size(space.at_most(balanced)) != balanced:  # its run would prove no size of the grid
+        if not _is_of_grid(course, balanced):  # its run would prove no size of the grid
             return course.conditions.probe(size)
         return course.conditions.probe(balanced, runs_plan=True)
 
@@ -32,7 +36,15 @@ class QuickPlan(SizeSearch):
         is_sure = result.runs_plan or course.search.space.expected is not None  # a restart has no estimate
         if course.proof is not None or not is_sure:
             return super().tell(course, result)
+        if result.runs_plan and not _is_of_grid(course, result.micro_batch_size):  # by PlanRun, before a restart
+            course.search.stopped_by = "quick"
+            return True
         course.search.tell(result)
         if result.outcome is Outcome.FIT and not course.is_confirmed_by(result):
             course.search.stopped_by = "quick"
         return True
+
+
+def _is_of_grid(course: Course, size: int) -> bool:
+    space = course.search.space
+    return space.size(space.at_most(size)) == size
