@@ -23,8 +23,8 @@ class AuditTrail:
     def __init__(self, store: AuditStore) -> None:
         self._store = store
 
-    def page(self, wanted: AuditFilter, limit: int, cursor: str | None = None) -> AuditPage:
-        """Return a page of the matching entries, newest first.
+    def page(self, wanted: AuditFilter, limit: int, cursor: str | None = None, *, total: bool = False) -> AuditPage:
+        """Return a page of the matching entries, newest first, with their number where ``total`` asks for it.
 
         Raises:
             InvalidCursorError: when the cursor is not of this list.
@@ -34,7 +34,8 @@ class AuditTrail:
             raise InvalidCursorError("cursor: pass `next_cursor` of the previous page, unchanged")
         entries = self._store.newest(wanted, limit + 1, None if found is None else int(found[1]))
         following = f"a{entries[limit - 1].id}" if len(entries) > limit else None
-        return AuditPage(items=tuple(entries[:limit]), next_cursor=following)
+        count = self._store.count(wanted) if total else None
+        return AuditPage(items=tuple(entries[:limit]), next_cursor=following, total=count)
 
 
 class AuditRetention:

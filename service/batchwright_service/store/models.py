@@ -353,6 +353,7 @@ class AuditFilter:
     object_id: str | None = None
     after: datetime | None = None
     until: datetime | None = None
+    exclude: tuple[AuditAction, ...] = ()
 
 
 @dataclass(frozen=True)

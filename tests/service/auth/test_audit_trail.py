@@ -102,6 +102,9 @@ def test_keys_and_sessions_are_recorded_without_secrets(store: Store) -> None:
         (AuditAction.KEY_REVOKED, new.id, AT.address),
     ]
     assert [entry.key_name for entry in entries(store)] == [None, "ci", "ci", None]
+    without_sessions = AuditFilter(exclude=(AuditAction.SIGNED_IN, AuditAction.SIGNED_OUT))
+    assert acts(store, without_sessions) == [acts(store)[0], acts(store)[-1]]
+    assert AuditTrail(store.audit).page(without_sessions, 1, total=True).total == 2
     assert [entry.detail for entry in entries(store)] == ["ci: tunings:read, jobs:read", None, None, "ci"]
     stored = "".join(entry.model_dump_json() for entry in entries(store))
     assert not [secret for secret in (text_of_key, new.digest, "d" * 64) if secret in stored]
@@ -176,6 +179,7 @@ def test_administrators_read_the_log_over_http(start_service: StartService) -> N
         ]
         assert {(entry.key_name, entry.address) for entry in found} == {(None, None), ("operator", "127.0.0.1")}
         assert [entry.object_id for entry in client.audit.list(action="submitted")] == [tuning.id]
+        assert list(client.audit.list(exclude=["signed-in"])) == found[1:]
         assert list(client.audit.list(after=found[0].at + timedelta(days=1))) == []
         assert admin.key not in str(found)
     with Client(service.url, api_key=reader.key) as client, pytest.raises(NotAllowedError):

@@ -161,6 +161,7 @@ READS_AND_WRITES: dict[str, Callable[[Store, Lease], Any]] = {
     "fleet.report": lambda store, _: store.fleet.report(FleetReport(engine="ray", address="there")),
     "fleet.reports": lambda store, _: store.fleet.reports(),
     "audit.newest": lambda store, _: store.audit.newest(AuditFilter(), 5),
+    "audit.count": lambda store, _: store.audit.count(AuditFilter()),
     "audit.prune": lambda store, _: store.audit.prune(0.0),
     "keys.add": lambda store, _: store.keys.add(make_key("ci", (Scope.ADMIN,))[0]),
     "keys.find": lambda store, _: store.keys.find("0" * 16),

@@ -11,7 +11,7 @@ from pydantic import WithJsonSchema
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.audit import AuditAction, AuditPage
 from batchwright_service.api.context import Context
-from batchwright_service.api.dependencies import Limit, Moment
+from batchwright_service.api.dependencies import Limit, Moment, Total
 from batchwright_service.api.problems import declared
 from batchwright_service.api.strict_route import strict_router
 from batchwright_service.store.models import AuditFilter
@@ -19,10 +19,12 @@ from batchwright_service.store.models import AuditFilter
 router = strict_router("keys", "/v1/audit", Scope.ADMIN)
 
 _ID_PATTERN = "^[a-z0-9_]+$"
-_Action = Annotated[
-    AuditAction | None,
-    WithJsonSchema({"type": "string", "enum": [action.value for action in AuditAction]}),
-    Query(description="Return only acts of this kind."),
+_ACTION = {"type": "string", "enum": [action.value for action in AuditAction]}
+_Action = Annotated[AuditAction | None, WithJsonSchema(_ACTION), Query(description="Return only acts of this kind.")]
+_Exclude = Annotated[
+    list[AuditAction] | None,
+    WithJsonSchema({"type": "array", "items": _ACTION}),
+    Query(description="Leave out acts of this kind. Repeat the parameter for several kinds."),
 ]
 _KeyId = Annotated[
     str | None,
@@ -51,11 +53,15 @@ def list_audit(  # noqa: PLR0913, PLR0917 - one parameter per filter
     object_id: _ObjectId = None,
     after: _After = None,
     until: _Until = None,
+    exclude: _Exclude = None,
     limit: Limit = 50,
     cursor: _Cursor = None,
+    *,
+    total: Total = False,
 ) -> AuditPage:
     """List who submitted, cancelled or deleted work, made or revoked API keys, and signed in, newest first.
 
     An entry is written in the transaction of its act and never changed. It is deleted after the operator's retention.
     """
-    return context.audit.page(AuditFilter(action, key_id, object_id, after, until), limit, cursor)
+    wanted = AuditFilter(action, key_id, object_id, after, until, tuple(exclude or ()))
+    return context.audit.page(wanted, limit, cursor, total=total)

@@ -29,9 +29,10 @@ const FILES = { csv: "CSV", jsonl: "JSON Lines" };
 
 /**
  * @param {{path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object, acts?: Object[],
- *   query?: (values: Object) => Object, keep?: boolean, ended?: (row: Object) => boolean, refreshSeconds?: number, files?: boolean}} list  `empty` is what `emptyState` takes,
+ *   query?: (values: Object) => Object, keep?: boolean, ended?: (row: Object) => boolean, refreshSeconds?: number, counted?: boolean, files?: boolean}} list  `empty` is what `emptyState` takes,
  *   shown when there is nothing at all. Rows that have not `ended` are read again every `refreshSeconds` (pagination.js). `keep`: rows stay
- *   chosen that are no longer shown. `query` gives further parameters of requests. `files`: offers all rows that match as files.
+ *   chosen that are no longer shown. `query` gives further parameters of requests. `counted`: shows how many match. `files`: offers
+ *   all of these as files.
  */
 export function ApiList(list) {
   const { path, noun, nouns = `${noun}s`, filters = [] } = list;
@@ -91,12 +92,12 @@ function useView({ filters = [], columns, query: further = () => ({}) }) {
 }
 
 /** The rows of the list that are loaded, kept up to date. Those of the list before are shown until the first page is there. */
-function usePages({ path, files, ended = ({ state }) => ENDED.has(state), refreshSeconds = REFRESH_SECONDS }, query) {
+function usePages({ path, counted, ended = ({ state }) => ENDED.has(state), refreshSeconds = REFRESH_SECONDS }, query) {
   const [shown, setShown] = useState({ rows: null, hasNewer: false, hasOlder: false, problem: null });
   const current = useRef(null);
   useLayoutEffect(() => {
     const list = { size: PAGE_ROWS, isNewestFirst: query.sort === "" };
-    const pages = makePages((cursor, limit, signal) => get(path, { query: { ...query, limit, cursor, total: (files && cursor === null) || null }, signal }), list);
+    const pages = makePages((cursor, limit, signal) => get(path, { query: { ...query, limit, cursor, total: (counted && cursor === null) || null }, signal }), list);
     const show = () => current.current.pages === pages && setShown({ rows: pages.rows(), total: pages.total(), hasNewer: pages.hasNewer(), hasOlder: pages.hasOlder(), problem: null });
     const complain = (problem) => current.current.pages === pages && setShown((before) => ({ ...before, problem }));
     const refresh = async (signal) => {

@@ -15,6 +15,7 @@ import { CONFIRM, holdsMark } from "./staleness.js";
 const MOST_COMPARED = 8;
 const CHOICES = JSON.parse(byId("list").dataset.choices);
 const OBJECTS = { tun: ["tunings", "tuning"], rec: ["recommendations", "recommendation"], job: ["jobs", "job"], whk: ["webhooks", "webhook"] };
+const SESSIONS = ["signed-in", "signed-out"]; // acts that the audit log shows only when asked
 /** The acts of the audit log as verbs, with what they were on where the object's id does not tell. */
 const ACTS = {
   "key-created": ["created", "API key"], "key-revoked": ["revoked", "API key"], "webhook-created": ["registered"], "webhook-rotated": ["renewed the secret of"],
@@ -143,6 +144,7 @@ const LISTS = {
     path: "/v1/tunings",
     caption: "Tunings",
     noun: "tuning",
+    counted: true,
     files: true,
     filters: [SEARCH, STATE, NO_PLAN, MODEL, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, DEVICE, FINGERPRINT],
     columns: [
@@ -168,6 +170,7 @@ const LISTS = {
     path: "/v1/recommendations",
     caption: "Recommendations",
     noun: "recommendation",
+    counted: true,
     files: true,
     ended: () => true,
     refreshSeconds: 10,
@@ -202,6 +205,7 @@ const LISTS = {
     path: "/v1/jobs",
     caption: "Jobs",
     noun: "job",
+    counted: true,
     files: true,
     filters: [SEARCH, STATE, MODEL, SLOT, LABEL, PROJECT, ...OWNERS, CREATED, CAUSE, DEVICE],
     columns: [
@@ -227,11 +231,14 @@ const LISTS = {
     caption: "Audit log",
     noun: "entry",
     nouns: "entries",
+    counted: true,
     ended: () => true,
     refreshSeconds: 15,
+    query: ({ action, sessions }) => ({ sessions: null, exclude: action.length + sessions.length > 0 ? [] : SESSIONS }),
     filters: [
       { ...choiceOf("action", "Action", CHOICES.actions, actionWords), quick: true },
       { name: "key_id", label: "Who", quick: true, suggest: (row) => row.key_id, texts: (id, rows) => rows.find((row) => row.key_id === id)?.key_name ?? id, pills: keyId() === "" ? undefined : [[keyId(), "Mine"]] },
+      { name: "sessions", label: "Sign-ins", options: [["shown", "Show sign-ins"]], pills: [["shown", "Show sign-ins"]] },
       { name: "after", label: "After", type: "datetime-local" },
       { name: "until", label: "Until", type: "datetime-local" },
       { name: "object_id", label: "Object", placeholder: "the id of a tuning, job or key", pattern: "[a-z0-9_]*", maxlength: 64 },
@@ -241,7 +248,7 @@ const LISTS = {
       { title: "When", class: "nowrap", cell: (row) => time(row.at) },
       { title: "From", class: "nowrap", cell: (row) => row.address },
     ],
-    empty: { title: "No entries", text: "Submissions, cancellations, deletions, changes of API keys and sign-ins appear here." },
+    empty: { title: "No entries", text: "Submissions, cancellations, deletions and changes of API keys appear here; sign-ins when you show them." },
   },
 };
 
@@ -262,7 +269,7 @@ function sentence({ action, key_id: id, key_name: key, address, object_id: objec
   const [verb, noun] = ACTS[action] ?? [action, pages?.[1]];
   const shown = pages === undefined ? object && html`<code>${object}</code>` : linkTo(pages[0], object, name);
   // the detail of a key or webhook begins with its name
-  return html`<div>${who} ${verb}${noun || pages ? ` the ${noun ?? pages[1]} ` : " "}${shown}${detail && html` <span class="muted">${detail}</span>`}</div>`;
+  return html`<div class="clip" title=${detail}>${who} ${verb}${noun || pages ? ` the ${noun ?? pages[1]} ` : " "}${shown}${detail && html` <span class="muted">${detail}</span>`}</div>`;
 }
 
 const root = byId("list");

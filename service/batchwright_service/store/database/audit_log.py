@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select
 
 from batchwright.client.documents.audit import AuditAction, AuditEntry
 from batchwright_service.domain.callers import Caller
+from batchwright_service.store.database.list_search import counted
 from batchwright_service.store.database.mapping import moment
 from batchwright_service.store.database.schema import api_keys, audit_log, now_ms, now_once, work_items
 from batchwright_service.store.database.transactions import read_transaction, write_transaction
@@ -46,6 +47,18 @@ def _values(action: AuditAction, caller: Caller, object_id: str | None, detail: 
     }
 
 
+def _conditions(wanted: AuditFilter) -> list[ColumnElement[bool]]:
+    names = ("action", "key_id", "object_id")
+    found = [_entry[name] == value for name in names if (value := getattr(wanted, name)) is not None]
+    if wanted.exclude:
+        found.append(_entry.action.not_in(wanted.exclude))
+    if wanted.after is not None:
+        found.append(_entry.at > round(wanted.after.timestamp() * 1000))
+    if wanted.until is not None:
+        found.append(_entry.at <= round(wanted.until.timestamp() * 1000))
+    return found
+
+
 class AuditStore:
     """The audit log, to which the other stores add in the transactions of their acts."""
 
@@ -56,19 +69,18 @@ class AuditStore:
         """Return at most ``limit`` matching entries, newest first, of those with an id below ``before``."""
         named = audit_log.outerjoin(work_items, work_items.c.id == _entry.object_id)
         columns = (*audit_log.columns, work_items.c.name.label("object_name"))
-        statement = select(*columns).select_from(named).order_by(_entry.id.desc()).limit(limit)
-        for name in ("action", "key_id", "object_id"):
-            if (value := getattr(wanted, name)) is not None:
-                statement = statement.where(_entry[name] == value)
+        statement = select(*columns).select_from(named).where(*_conditions(wanted))
         if before is not None:
             statement = statement.where(_entry.id < before)
-        if wanted.after is not None:
-            statement = statement.where(_entry.at > round(wanted.after.timestamp() * 1000))
-        if wanted.until is not None:
-            statement = statement.where(_entry.at <= round(wanted.until.timestamp() * 1000))
+        statement = statement.order_by(_entry.id.desc()).limit(limit)
         with read_transaction(self._engine) as connection:
             rows = connection.execute(statement).mappings().all()
         return [AuditEntry(**{**row, "action": AuditAction(row["action"]), "at": moment(row["at"])}) for row in rows]
+
+    def count(self, wanted: AuditFilter) -> int:
+        """Return the number of matching entries, counted up to a bound as in other lists."""
+        with read_transaction(self._engine) as connection:
+            return counted(connection, select(_entry.id).where(*_conditions(wanted)))
 
     def prune(self, older_than_seconds: float) -> int:
         """Delete older entries, in short transactions, and return their number."""

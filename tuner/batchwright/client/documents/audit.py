@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from batchwright.client.documents.work import Page
+from batchwright.client.documents.work import CountedPage
 from batchwright.schemas.base import Document, PositiveInt
 
 
@@ -63,5 +63,5 @@ class AuditEntry(Document):
     """Further words, such as the name of a key. Never a secret."""
 
 
-class AuditPage(Page[AuditEntry]):
+class AuditPage(CountedPage[AuditEntry]):
     """A page of the audit log, newest first."""

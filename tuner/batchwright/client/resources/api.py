@@ -125,6 +125,7 @@ class AsyncAudit(Resource):
         object_id: str | None = None,
         after: datetime | None = None,
         until: datetime | None = None,
+        exclude: Sequence[AuditAction | str] = (),
         page_size: int = PAGE_SIZE,
     ) -> AsyncGenerator[AuditEntry, None]:
         """Iterate over the matching entries, newest first, fetched page by page. Needs the scope `admin`.
@@ -135,6 +136,7 @@ class AsyncAudit(Resource):
             object_id: only acts on this tuning, job or key.
             after: only acts after this time.
             until: only acts until this time.
+            exclude: kinds of acts to leave out.
             page_size: entries of one request.
 
         Raises:
@@ -142,8 +144,8 @@ class AsyncAudit(Resource):
         """
         times = {"after": after, "until": until}
         given = {name: value.isoformat() for name, value in times.items() if value is not None}
-        filters = {"action": action, "key_id": key_id, "object_id": object_id, **given, "limit": page_size}
-        return self._core.rows(AuditPage, Call("GET", "/v1/audit", filters))
+        filters = {"action": action, "key_id": key_id, "object_id": object_id, "exclude": exclude, **given}
+        return self._core.rows(AuditPage, Call("GET", "/v1/audit", {**filters, "limit": page_size}))
 
 
 class AsyncCalls(Resource):
