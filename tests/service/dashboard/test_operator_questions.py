@@ -129,11 +129,26 @@ def test_why_did_that_fail_and_how_often(operator: Operator) -> None:
 
 
 def test_who_cancelled_it(operator: Operator) -> None:
-    """The audit log names the key."""
+    """The audit log names the key, and so does the tuning."""
     operator.click("Audit")
     operator.choose("Action", "cancelled")
     expect(operator.rows()).to_have_count(1)
     expect(operator.rows()).to_contain_text("night operator")
+    operator.open_first()
+    expect(operator.page.locator("#progress")).to_contain_text("Cancelled by night operator")
+
+
+def test_who_signed_in(operator: Operator) -> None:
+    """Sign-ins crowd no other act out of the audit log: it shows and counts them when asked."""
+    operator.click("Audit")
+    page, signed_in = operator.page, operator.rows().filter(has_text="signed in")
+    total = page.locator(".total")
+    expect(total).to_have_text(re.compile("^[1-9][0-9]* entries$"))
+    expect(signed_in).to_have_count(0)
+    before = total.inner_text()
+    page.get_by_role("button", name="Show sign-ins").click()
+    expect(signed_in).to_have_count(1)
+    expect(total).not_to_have_text(before)
 
 
 def test_is_the_card_in_use_now_and_was_it_last_night(operator: Operator) -> None:

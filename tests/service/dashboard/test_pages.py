@@ -240,9 +240,15 @@ def test_waiting_work_shows_its_queue_position(start_service: StartService, visi
     expect(page.locator("#progress")).to_contain_text("Position 2 in its queue")
     service.http.post(f"{ahead[1]}/cancel")
     expect(page.locator("#progress")).to_contain_text("Position 1 in its queue")
+    if kind == "tunings":
+        page.get_by_role("button", name="Lower the priority").click()
+        expect(page.locator("#progress")).to_contain_text("Priority -10")
     service.http.post(f"/v1/{kind}/{last}/cancel")
     expect(state(page)).to_have_text("Cancelled")
     expect(page.locator("#progress")).not_to_contain_text("queue")
+    if kind == "tunings":
+        expect(page.locator("#progress")).to_contain_text("Nothing was proven.")
+        expect(page.get_by_role("link", name="Repeat")).to_have_attribute("href", f"/tunings/new?repeat={last}")
 
 
 def queued(service: Running, kind: str, size: int) -> str:
@@ -289,7 +295,7 @@ def test_probes_appear_as_they_end(start_service: StartService, visit: Open) -> 
     for number in (1, 2):
         steps.release()
         expect(page.locator("#probes tbody tr")).to_have_count(number)
-    expect(page.locator("#progress")).to_contain_text(re.compile("So far: .* fits, "))
+    expect(page.locator("#progress")).to_contain_text(re.compile("Proven so far: .* fits, "))
     for _ in range(30):
         steps.release()
     expect(state(page)).to_have_text("Succeeded")

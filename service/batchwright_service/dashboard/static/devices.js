@@ -4,6 +4,7 @@
  *   deviceLink(row.slot, row.device.id)      a link to a device's page
  *   worker(row), memory(row), holder(row)    cells of a device of `GET /v1/devices`
  *   queue(rows, "Nothing waits", refresh)    the waiting work of `GET /v1/queue`, each with buttons that cancel it and move it
+ *   html`<${Moves} row=${row} done=${f} onProblem=${g} />`    the buttons that move it
  */
 
 import { may, post } from "./api.js";
@@ -72,28 +73,34 @@ export function queue(rows, none, refresh) {
   return rows.length > 0 ? html`<div class="list-body"><${Table} caption="Queue" columns=${columns} rows=${rows} /></div>` : emptyState({ title: none });
 }
 
-/** Buttons that move a row before or behind others, and that cancel it. */
+/** Buttons that move waiting work before or behind others; `done(document)` is called after an act. */
+export function Moves({ row, done, onProblem, texts = ["↑", "↓"] }) {
+  const button = (word, step, text) => {
+    const priority = Math.min(Math.max(row.priority + step, -MOST_PRIORITY), MOST_PRIORITY);
+    const isBounded = priority === row.priority || (priority > 0 && !may("admin"));
+    const act = async () => done(await post(`/v1/${PATHS[row.kind]}/${row.id}/priority`, { priority }));
+    return html`<${Button} key=${word} class="button-small" act=${act} disabled=${isBounded} onProblem=${onProblem} aria-label="${word} the priority of ${nameOrPurpose(row)}">${text}<//> `;
+  };
+  return [button("Raise", PRIORITY_STEP, texts[0]), button("Lower", -PRIORITY_STEP, texts[1])];
+}
+
+/** Buttons that move a row, and that cancel it. */
 function Acts({ row, refresh }) {
   const [problem, setProblem] = useState(null);
-  const path = `/v1/${PATHS[row.kind]}/${row.id}`;
   const name = nameOrPurpose(row);
-  const moved = (step) => Math.min(Math.max(row.priority + step, -MOST_PRIORITY), MOST_PRIORITY);
-  const button = (text, act, label, isOff = false) => html`<${Button} key=${text} class="button-small" act=${act} disabled=${isOff} onProblem=${setProblem} aria-label=${label}>${text}<//> `;
-  const move = (step) => async () => {
-    await post(`${path}/priority`, { priority: moved(step) });
+  const done = () => {
     setProblem(null);
     refresh();
   };
   const cancel = async () => {
     if (await confirmDialog({ title: `Cancel ${name}?`, text: `The ${row.kind} has not started. It leaves the queue.`, action: "Cancel it", keep: "Keep it" })) {
-      await post(`${path}/cancel`);
+      await post(`/v1/${PATHS[row.kind]}/${row.id}/cancel`);
       refresh();
     }
   };
-  const isBounded = (step) => moved(step) === row.priority || (moved(step) > 0 && !may("admin"));
   return html`<div>
-    ${button("↑", move(PRIORITY_STEP), `Raise the priority of ${name}`, isBounded(PRIORITY_STEP))}${button("↓", move(-PRIORITY_STEP), `Lower the priority of ${name}`, isBounded(-PRIORITY_STEP))}
-    ${button("Cancel", cancel, `Cancel ${name}`)}${problem && html`<div class="small field-error" role="alert">${problem.detail}</div>`}</div>`;
+    <${Moves} row=${row} done=${done} onProblem=${setProblem} />
+    <${Button} class="button-small" act=${cancel} onProblem=${setProblem} aria-label="Cancel ${name}">Cancel<//>${problem && html`<div class="small field-error" role="alert">${problem.detail}</div>`}</div>`;
 }
 
 function expectedWait({ unserved, expected_wait_seconds: wait }) {

@@ -6,14 +6,15 @@ import { Chart } from "./chart.js";
 import { badge, codeBlock, definitions, elapsed, emptyState, linkTo, nameFacts, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
 import { heldBytes, peakWords, rawText, withDetails } from "./device_words.js";
+import { Moves } from "./devices.js";
 import { byId } from "./dom.js";
-import { bytes, bytesExactly, count, number, percent, plural, seconds, words } from "./format.js";
+import { bytes, bytesExactly, count, number, percent, plural, seconds } from "./format.js";
 import { useRead } from "./hooks.js";
 import { ENDED } from "./live.js";
 import { memoryFigure, memoryInWords, modelOf, sizeWords, speedFigure } from "./memory_chart.js";
 import { html, render, useState } from "./preact-htm.js";
 import { asCommand, asCurl, raisedLimit, submissionAgain } from "./reproduce.js";
-import { Card, failure, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
+import { Card, failure, isOwn, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
 
 function TuningPage() {
   const [probes, setProbes] = useState([]);
@@ -32,9 +33,9 @@ function TuningPage() {
     onEvent: (event) => event.kind === "probe" && add([event.probe]),
   });
   const tuning = work.current;
-  const again = tuning && ENDED.has(tuning.state) && html`<a class="button" href=${repeatAddress(tuning)}>Repeat</a>`;
+  const again = tuning && ENDED.has(tuning.state) && tuning.state !== "CANCELLED" && html`<a class="button" href=${repeatAddress(tuning)}>Repeat</a>`;
   return html`<${WorkPage} work=${work} writeScope="tunings:write" deletion="Its probes and events are deleted too. Its recommendation stays." action=${again}>
-    ${tuning && sections(tuning, probes)}
+    ${tuning && sections(work, probes)}
   <//>`;
 }
 
@@ -42,13 +43,15 @@ function repeatAddress({ id }) {
   return addressOf("/tunings/new", { repeat: id });
 }
 
-function sections(tuning, own) {
+function sections(work, own) {
+  const tuning = work.current;
   const found = tuning.recommendation;
+  const Now = { QUEUED: Waiting, RUNNING: Running, CANCELLING: Stopping, CANCELLED: Cancelled }[tuning.state];
   const isAnswered = own.length === 0 && found !== null;
   const probes = isAnswered ? found.evidence.probes.map((result, index) => ({ ordinal: index + 1, result })) : own;
   return html`
     ${tuning.problem && html`<${Failure} tuning=${tuning} />`}
-    ${(!ENDED.has(tuning.state) || tuning.state === "CANCELLED") && html`<${Now} tuning=${tuning} probes=${probes.map((probe) => probe.result)} />`}
+    ${Now && html`<section class="card answer" role="status" id="progress"><${Now} work=${work} tuning=${tuning} probes=${probes.map((probe) => probe.result)} /></section>`}
     ${found && html`<${Answer} found=${found}>
       ${isAnswered && html`<${Source} evidence=${found.evidence} />`}
       <span>Recommendation: ${linkTo("recommendations", found.id)}</span>
@@ -69,23 +72,39 @@ function Source({ evidence: { tuning_id: id, probes } }) {
   return html`<span id="source">Answered from ${id ? html`tuning ${linkTo("tunings", id, found?.name)}` : "a stored recommendation"}${found && html` of ${time(found.ended_at, { relative: false })}`}: ${plural(probes.length, "probe")}.</span>`;
 }
 
-/** What a tuning without an answer does now, what it has found so far, and how long it takes. */
-function Now({ tuning, probes }) {
-  const { state, activity, started_at: started, model, device } = tuning;
+/** When a tuning starts, and what may be done until then. */
+function Waiting({ work, tuning }) {
+  const { queue, priority } = tuning;
+  const moved = (found) => work.change((before) => ({ ...before, priority: found.priority }));
+  return html`<h2>${positionInWords(queue)}</h2>
+    <p>${queue?.unserved ? "It starts once a worker can take it. Otherwise cancel it, and choose another card." : "It starts by itself when its device is free."} <a href="/">The whole queue</a></p>
+    <div class="page-actions"><span>Priority ${priority}</span>${may("tunings:write") && isOwn(tuning) && html`<${Moves} row=${{ ...tuning, kind: "tuning" }} done=${moved} onProblem=${work.complain} texts=${["Raise", "Lower"]} />`}</div>`;
+}
+
+function Stopping() {
+  return html`<h2>Cancelling…</h2><p>The running probe is being stopped.</p>`;
+}
+
+/** Who cancelled it and when, what was proven until then, and how to go on; only administrators are told by whom. */
+function Cancelled({ tuning, probes }) {
+  const { id, ended_at: ended } = tuning;
+  const by = useRead(may("admin") ? addressOf("/v1/audit", { action: "cancelled", object_id: id, limit: 1 }) : null)?.items[0]?.key_name;
+  return html`<h2>Cancelled ${by && html`by <strong>${by}</strong> `}${time(ended)}${probes.length > 0 ? `, after ${plural(probes.length, "probe")}` : ", before its first probe ended"}</h2>
+    <p class="proven">${probes.length > 0 ? bracketInWords(probes) : "Nothing was proven."}</p>
+    <div class="page-actions">${may("tunings:write") && html`<a class="button button-primary" href=${repeatAddress(tuning)}>Repeat this tuning</a>`}<span class="muted">The search then starts again from its first probe.</span></div>`;
+}
+
+/** What a tuning does now, what it has found so far, and how long it takes. */
+function Running({ tuning, probes }) {
+  const { activity, started_at: started, model, device } = tuning;
   const others = useRead(addressOf("/v1/tunings", { state: "SUCCEEDED", model, device, limit: 20 }));
   const counts = (others?.items ?? []).map((each) => each.probes).filter(Boolean).sort((one, other) => one - other);
   const usual = counts[Math.floor(counts.length / 2)];
   const left = (usual - probes.length) * (probes.reduce((sum, probe) => sum + probe.seconds.total, 0) / probes.length);
-  if (state === "QUEUED") {
-    return html`<section class="card answer" role="status" id="progress"><h2>Waiting</h2><p>${positionInWords(tuning.queue)} <a href="/">The queue is on the overview.</a></p></section>`;
-  }
-  const isRunning = state === "RUNNING";
-  return html`<section class="card answer" role="status" id="progress">
-    <h2>${isRunning ? `${activity ? activity[0].toUpperCase() + activity.slice(1) : "Starting"}…` : words(state)}</h2>
+  return html`<h2>${activity ? activity[0].toUpperCase() + activity.slice(1) : "Starting"}…</h2>
     ${probes.length > 0 && html`<p class="proven">${bracketInWords(probes)}</p>`}
-    ${isRunning && html`<progress class="progress" aria-label="Tuning in progress" />
-    <p class="muted">Running for ${elapsed(started)}.${usual && ` Tunings of ${model} here take about ${plural(usual, "probe")}${left > 0 ? `: about ${seconds(left)} left` : ""}.`}</p>`}
-  </section>`;
+    <progress class="progress" aria-label="Tuning in progress" />
+    <p class="muted">Running for ${elapsed(started)}.${usual && ` Tunings of ${model} here take about ${plural(usual, "probe")}${left > 0 ? `: about ${seconds(left)} left` : ""}.`}</p>`;
 }
 
 /** The largest size that fits and the smallest that does not. */
@@ -93,7 +112,7 @@ function bracketInWords(probes) {
   const sizes = (...outcomes) => probes.filter(({ outcome }) => outcomes.includes(outcome)).map((probe) => probe.micro_batch_size);
   const fits = Math.max(0, ...sizes("FIT"));
   const fails = Math.min(...sizes("OOM", "INVALID_SIZE"));
-  return `So far: ${fits > 0 ? `${count(fits)} fits` : "no size fits yet"}, ${fails < Infinity ? `${count(fails)} does not` : "none has run out of memory"}.`;
+  return `Proven so far: ${fits > 0 ? `${count(fits)} fits` : "no size fits yet"}, ${fails < Infinity ? `${count(fails)} does not` : "none has run out of memory"}.`;
 }
 
 /** The cause of a failure, other tunings with that cause, and what to try. */

@@ -101,9 +101,14 @@ export function headline({ name, effective_batch_size: samples }, model) {
   return `${name === null ? "" : `${name}: `}${model}, ${plural(samples, "sample")}`;
 }
 
+/** True if the signed-in key may change the work. */
+export function isOwn({ key_id: key }) {
+  return keyId() === (key ?? "") || may("admin");
+}
+
 function Actions({ work: { kind, path, current, change, complain }, deletion, action }) {
-  const { key_id: key, state } = current;
-  const own = keyId() === (key ?? "") || may("admin");
+  const { state } = current;
+  const own = isOwn(current);
   const ended = ENDED.has(state);
   const cancel = async () => change(await post(`${path}/cancel`));
   const remove = async () => {
