@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from batchwright.client.documents.work import TuningSubmission
+from batchwright.schemas.estimates import Estimate, EstimateRequest
 from batchwright.schemas.training import CommandProgress, RunOutcome, TrainingResult
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.workloads.build import check_workload
 from batchwright_service.dashboard.new_tuning import presets
 from batchwright_service.worker.executors.base import GraceSeconds, OnProgress, TrainingRun
+from tests.support.factories import CUDA
 from tests.support.service.browser import violations, watched
+from tests.support.service.conformance_service import estimated
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
 
 TARGET_MODULES = {"q_proj, v_proj": "v_proj", "all-linear": "all-linear", "q_proj\nk_proj\n": "k_proj"}
 """Typed texts, with the text or the last module that is sent for each."""
+HUNDREDS = 300
 PRESETS = {name: request for family in presets().values() for name, request in family.items()}
 
 
@@ -57,13 +63,13 @@ def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Brows
 
 
 def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -> None:
-    """Model, batch and card are all that is open; a field that is wrong opens what it is in."""
+    """A field for each of model, batch and card is all that is open; a field that is wrong opens what it is in."""
     with watched(browser, service.url) as opened:
         opened.excused = ("422",)
         page = opened.open("/tunings/new")
         expect(page.locator("#form h2")).to_have_text(["1. Which model?", "2. Which batch?", "3. Which card?"])
         fields = page.locator("#form :is(input, select, textarea):visible")
-        expect(fields).to_have_count(5)
+        expect(fields).to_have_count(3)
         page.get_by_role("button", name="Submit the tuning").click()
         expect(page.locator(":focus")).to_have_attribute("aria-invalid", "true")
         page.get_by_label("Model from the presets").select_option("GPT-2, 124 million")
@@ -77,7 +83,7 @@ def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> N
     with watched(browser, service.url) as opened:
         page = opened.open("/tunings/new")
         page.get_by_label("Model from the presets").select_option("Llama 3, 8 billion")
-        page.get_by_text("Advanced: objective, baseline").click()
+        page.get_by_text("Advanced: name").click()
         kind = page.locator("#field-spec-adapter-kind")
         expect(kind).to_have_value("")
         assert "adapter" not in preview(page)["spec"]
@@ -101,24 +107,35 @@ def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> N
         expect(page.locator("#preview code")).not_to_contain_text('"adapter"')
 
 
-def test_an_estimate_is_cancelled(service: Running, browser: Browser) -> None:
-    """It says for how long it has been under way; a cancelled one leaves the form as it is."""
-    held: list[Route] = []
+@pytest.mark.usefixtures("no_charts")
+def test_an_estimate_follows_the_form(start_service: StartService, browser: Browser) -> None:
+    """It is asked for once the typing pauses; a change cancels it and asks again; submitting does not wait for it."""
+    service = start_service(device=CUDA.model_copy(update={"name": "NVIDIA L4", "total_bytes": 24 * 2**30}))
+    asked: list[int | None] = []
+    ended: list[int | None] = []
 
-    def hold(route: Route) -> None:
-        held.append(route)
+    def held(request: EstimateRequest, should_stop: Callable[[], bool]) -> Estimate:
+        asked.append(size := request.effective_batch_size)
+        while size != HUNDREDS and not should_stop():
+            threading.Event().wait(0.01)
+        ended.append(size)
+        return estimated(request, should_stop)
 
+    service.system.context.estimates._estimator = held
     with watched(browser, service.url) as opened:
         page = opened.open("/tunings/new")
+        shown, batch = page.locator("#estimated"), page.get_by_label("Effective batch size")
         page.get_by_label("Model from the presets").select_option("GPT-2, 124 million")
-        page.route("**/v1/estimates", hold)
-        page.get_by_role("button", name="Estimate first").click()
-        expect(page.get_by_role("progressbar", name="Estimate in progress")).to_be_visible()
-        page.get_by_role("button", name="Cancel the estimate").press("Enter")
-        expect(page.get_by_text("The estimate is cancelled.")).to_be_visible()
-        expect(page.get_by_role("button", name="Estimate first")).to_be_enabled()
-        expect(page.get_by_role("alert")).to_have_count(0)
-        assert len(held) == 1
+        page.get_by_label("Device", exact=True).select_option("cuda:0: NVIDIA L4, 24.0 GiB")
+        expect(shown).to_contain_text("Estimating what fits on L4")
+        batch.fill("")
+        batch.press_sequentially(str(HUNDREDS))
+        expect(shown).to_contain_text("fits L4: largest micro-batch size 1")
+        assert (asked, ended) == ([512, HUNDREDS], [512, HUNDREDS])
+        batch.fill("37")
+        expect(shown).to_contain_text("Estimating what fits on L4")
+        page.get_by_role("button", name="Submit the tuning").click()
+        page.wait_for_url(re.compile(r"/tunings/tun_"))
 
 
 # --- registered commands ---
@@ -150,7 +167,7 @@ def test_a_command_is_tuned_from_its_form(registered: Running, browser: Browser)
         opened_form(page)
         expect(page.get_by_label("Effective batch size")).to_have_value("60")
         expect(page.get_by_text("From 1 to 64.")).to_be_visible()
-        expect(page.get_by_role("button", name="Estimate first")).to_be_hidden()
+        expect(page.locator("#estimated")).to_have_count(0)
         page.get_by_label("Width").fill("12")
         page.get_by_label("Packing").check()
         page.get_by_label("Note").select_option("hold")

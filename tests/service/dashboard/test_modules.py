@@ -380,8 +380,8 @@ FORM = """
   const whole = (await load("command_form")).commandDocument(document_, given.commands ?? []);
   let form;
   const Shown = () => {
-    form = useForm(whole, given.schema ?? "TuningSubmission");
-    return html`<${Field} form=${form} path="spec" />`;
+    form = useForm(whole, given.schema ?? "TuningSubmission", { choices: given.choices });
+    return html`<${Field} form=${form} path=${given.path ?? "spec"} />`;
   };
   render(html`<${Shown} />`, place);
 """
@@ -404,7 +404,7 @@ def test_a_preset_fills_the_form_with_all_of_it(modules: Modules) -> None:
     )
     for name, request in PRESETS.items():
         read, unknown = made[name]
-        assert (read["problems"], unknown) == ([], []), name
+        assert (read["problems"], read["missing"], unknown) == ([], [], []), name
         assert TuningSubmission.model_validate(read["value"]) == TuningSubmission.model_validate(request), name
 
 
@@ -473,6 +473,18 @@ def test_a_text_that_cannot_be_read_is_a_problem_of_its_field(modules: Modules) 
     assert errors == {"spec.model": "kind.x: wrong", "effective_batch_size": "wrong"}
 
 
+def test_a_device_is_chosen_from_those_of_the_workers(modules: Modules) -> None:
+    """One that no worker has now stays chosen; where no device is known, its id is typed."""
+    shown = """form.write({ device: "cuda:3" });
+        await drawn();
+        const { tagName, value, options = [] } = place.querySelector("#field-device");
+        return [tagName, value, [...options].map(({ textContent }) => textContent)];"""
+    choices = {"device": [["", "Any"], ["cpu", "cpu: a processor"]]}
+    options = ["Any", "cpu: a processor", "cuda:3"]
+    assert modules.run(FORM + shown, {"path": "device", "choices": choices}) == ["SELECT", "cuda:3", options]
+    assert modules.run(FORM + shown, {"path": "device"}) == ["INPUT", "cuda:3", []]
+
+
 def test_a_registered_command_has_a_form_of_its_arguments(modules: Modules, tmp_path: Path) -> None:
     """Fields, defaults and bounds are those that the operator registered; an argument that it lacks is named."""
     listed = RegisteredCommands.read(commands_file(tmp_path / "operator")).list().model_dump(mode="json")["items"]
@@ -484,13 +496,14 @@ def test_a_registered_command_has_a_form_of_its_arguments(modules: Modules, tmp_
         await drawn();
         const options = [...place.querySelector("#field-spec-model-arguments-note").options];
         const unknown = form.unknownFields({ spec: given.spec });
-        return [place.textContent, options.map(({ value }) => value), form.read().value, unknown];""",
+        return [place.textContent, options.map(({ value }) => value), form.read(), unknown];""",
         {"schema": "CommandSubmission", "spec": spec, "commands": listed},
     )
     assert "From 1 to 64." in shown
     assert "Wide model." in shown
     assert options == ["none", "hold"]
-    assert read["spec"]["model"] == {"name": "wide", "arguments": {"width": 7, "packing": True}}
+    assert read["missing"] == ["effective_batch_size"]
+    assert read["value"]["spec"]["model"] == {"name": "wide", "arguments": {"width": 7, "packing": True}}
     assert unknown == [{"field": "spec.model.arguments.depth", "message": "is not a known field"}]
 
 

@@ -199,7 +199,7 @@ def test_a_tuning_that_fails(start_service: StartService, visit: Open) -> None:
     runner.spec_error = None
     before = page.url
     page.get_by_role("link", name="Repeat").click()
-    page.get_by_text("Name, project and labels: night, lm").click()
+    page.get_by_text("Advanced: name").click()
     expect(page.get_by_role("textbox", name="Name")).to_have_value("night")
     assert len(service.http.get("/v1/tunings").json()["items"]) == 2
     page.get_by_role("button", name="Submit the tuning").click()
@@ -314,6 +314,7 @@ def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
     page.get_by_role("button", name="Submit the tuning").click()
     expect(page.locator("[data-path='effective_batch_size'] .field-error")).to_contain_text("must be at least 1")
     page.get_by_label("Effective batch size").fill("8")
+    page.get_by_text("Advanced: name").click()
     page.get_by_label("Memory limit").fill("much")
     page.get_by_role("button", name="Submit the tuning").click()
     expect(page.locator("[data-path='memory_limit_bytes'] .field-error")).to_contain_text("is not a size")

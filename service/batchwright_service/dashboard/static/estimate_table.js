@@ -2,13 +2,14 @@
  * A table of an estimate, with a row for each GPU, marked as estimated, and the versions that were traced.
  *
  *   estimateTable(estimate)                      a node
+ *   verdictWords(estimate.gpus[0])               the verdict of one GPU as a sentence
  *   html`<${OtherGpus} request=${request} />`    an estimate of a request for every GPU, once it is asked for
  */
 
 import { get, may, post } from "./api.js";
 import { Button, mark, problemAlert, tag } from "./components.js";
 import { Table } from "./data_table.js";
-import { bytes, bytesExactly, count, plural } from "./format.js";
+import { bytes, bytesExactly, count, planText, plural } from "./format.js";
 import { html, useState } from "./preact-htm.js";
 
 const VERDICTS = {
@@ -35,6 +36,12 @@ export function estimateTable({ gpus, versions }) {
     <${Table} caption="Estimated, not measured" columns=${COLUMNS} rows=${gpus} keyOf=${(row) => row.gpu} />
     <p class="muted small">Traced with ${traced.join(", ")}.</p>
   </div>`;
+}
+
+export function verdictWords({ gpu, feasible, largest_micro_batch_size: size, surely_fits: least, may_fit: most, plan: found, notes }) {
+  const bounds = `largest micro-batch size ${count(size)}, at least ${count(least)}, at most ${count(most)}.`;
+  const text = size > 0 || most > 0 ? bounds : feasible === "does-not-fit" ? "no sample is expected to fit." : notes.join(" ");
+  return html`<p key=${gpu}>${mark(...VERDICTS[feasible])} <b>${gpu}</b>: ${found && `${planText(found)}; `}${text}</p>`;
 }
 
 export function OtherGpus({ request: { spec, effective_batch_size, memory_margin } }) {

@@ -4,20 +4,20 @@ import { get, LEAVING, may, post } from "./api.js";
 import { commandDocument } from "./command_form.js";
 import { alertBox, Button, codeBlock, elapsed, linkTo, problemAlert } from "./components.js";
 import { announce, byId } from "./dom.js";
-import { estimateTable } from "./estimate_table.js";
+import { estimateTable, verdictWords } from "./estimate_table.js";
 import { bytes, count, seconds } from "./format.js";
+import { useRead } from "./hooks.js";
 import { eventually } from "./live.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 import { raisedLimit, submissionAgain } from "./reproduce.js";
 import { Field, useForm } from "./schema_form.js";
 
-const USUAL_GPUS = ["H100-80GB", "A100-80GB", "L4"];
-const OF_SPEC = ["spec.model", "spec.batch", "spec.precision"];
-const CARD = ["device", "memory_limit_bytes"];
-const NAMES = ["name", "project", "labels"];
-const GOAL = ["objective", "baseline"];
+const SHOWN = ["spec", "effective_batch_size", "device"];
+const OF_SPEC = ["spec.model", "spec.batch"];
+const FIRST = ["name", "project", "labels", "memory_limit_bytes", "spec.precision", "objective", "baseline"];
 const LATER = ["spec.optimizer", "spec.schedule", "spec.parallelism", "spec.data"];
 const NOT_OF_COMMANDS = ["what_if", "allow_batch_coupling"];
+const PAUSE_MILLISECONDS = 1000; // of typing, before an estimate
 const DRAFT = "batchwright.new-tuning";
 
 function NewTuning() {
@@ -36,9 +36,9 @@ function NewTuning() {
 }
 
 function Form({ document, devices, commands, tuning }) {
-  const known = new Map(devices.items.map(({ device }) => [device.id, `${device.name}, ${bytes(device.total_bytes)}`]));
+  const served = devices.items.filter(({ alive }) => alive);
   const whole = useRef(commandDocument(document, commands)).current;
-  const form = useForm(whole, "TuningSubmission", { suggestions: { device: [...known] }, without: (name) => (name === "CommandSubmission" ? NOT_OF_COMMANDS : []) });
+  const form = useForm(whole, "TuningSubmission", { choices: { device: deviceChoices(served) }, without: (name) => (name === "CommandSubmission" ? NOT_OF_COMMANDS : []) });
   const isCommand = form.name === "CommandSubmission";
   const schemaOf = ({ spec }) => (commands.length > 0 && spec?.model?.kind === "command" ? "CommandSubmission" : "TuningSubmission");
   const fill = (value) => form.write(value, schemaOf(value));
@@ -53,7 +53,7 @@ function Form({ document, devices, commands, tuning }) {
       location.assign(`/tunings/${encodeURIComponent(tuning.id)}`);
     }
   };
-  const written = valueOf(form).value;
+  const { value: written, problems, missing } = valueOf(form);
   const preview = JSON.stringify(written, null, 2);
   return html`${page.notice}
     <form id="form" class="columns" novalidate onSubmit=${(event) => event.preventDefault()}>
@@ -66,25 +66,40 @@ function Form({ document, devices, commands, tuning }) {
           announce(`Filled with: ${name}`);
         }}>${name}</button>`)}</div>
         <${Paste} page=${page} />
-        ${isCommand ? fields(form, ["spec.model"]) : html`<details><summary>Describe the model: ${modelName(written.spec?.model)}</summary>${fields(form, ["spec.model"])}</details>`}</section>
+        ${isCommand ? fields(form, ["spec.model"]) : html`<details><summary>Describe the model: ${modelName(written.spec?.model) ?? "not described yet"}</summary>${fields(form, ["spec.model"])}</details>`}</section>
         <section class="card" aria-labelledby="batch-title"><h2 id="batch-title">2. Which batch?</h2>${fields(form, ["effective_batch_size"])}
-          ${!isCommand && html`<details><summary>The largest sample: ${sampleName(written.spec?.batch)}</summary>${fields(form, ["spec.batch"])}</details>${fields(form, ["spec.precision"])}`}</section>
-        <section class="card" aria-labelledby="card-title"><h2 id="card-title">3. Which card?</h2>${fields(form, CARD)}
-          ${!isCommand && html`<${Estimate} page=${page} served=${devices.hardware ?? []} />`}</section>
-        <details class="card"><summary>Name, project and labels${[written.name, written.project].filter(Boolean).map((text, at) => `${at === 0 ? ": " : ", "}${text}`)}</summary>${fields(form, NAMES)}</details>
-        <details class="card"><summary>Advanced: objective, baseline${isCommand ? "" : ", optimizer, parallelism, data"} and search</summary>
-          ${fields(form, [...GOAL, ...(isCommand ? [] : [...LATER, ...form.rest("spec", [...OF_SPEC, ...LATER])]), ...form.rest("", ["spec", "effective_batch_size", ...CARD, ...NAMES, ...GOAL])])}</details>
-      </div>
-      <div class="stack aside">
+          ${!isCommand && html`<details><summary>The largest sample: ${sampleName(written.spec?.batch)}</summary>${fields(form, ["spec.batch"])}</details>`}</section>
+        <section class="card" aria-labelledby="card-title"><h2 id="card-title">3. Which card?</h2>${fields(form, ["device"])}
+          ${!isCommand && may("tunings:write") && html`<${Estimate} request=${written} isComplete=${problems.length + missing.length === 0 && modelName(written.spec?.model) !== null} cards=${cardsOf(written, served, devices.hardware ?? [])} />`}</section>
+        <details class="card"><summary>Advanced: name, memory limit, ${isCommand ? "" : "precision, optimizer, data, "}objective and search</summary>
+          ${fields(form, [...FIRST.filter((path) => !isCommand || !path.startsWith("spec.")), ...(isCommand ? [] : [...LATER, ...form.rest("spec", [...OF_SPEC, ...FIRST, ...LATER])]), ...form.rest("", [...SHOWN, ...FIRST])])}</details>
         <div class="form-buttons submit-bar"><${Button} type="submit" class="button-primary" act=${submit} onProblem=${page.complain} disabled=${!may("tunings:write")}>Submit the tuning<//></div>
-        <div id="preview">${codeBlock(preview, { label: "Request body of POST /v1/tunings", download: "tuning.json" })}</div>
       </div>
+      <div id="preview">${codeBlock(preview, { label: "Request body of POST /v1/tunings", download: "tuning.json" })}</div>
     </form>`;
 }
 
-/** What the form says of the model, in a few words. */
-function modelName({ kind, pretrained, config, architecture, target } = {}) {
-  return pretrained ?? config?.model_type ?? architecture?.name ?? target ?? `${kind}, not described yet`;
+/** What the field of the device offers: the devices of the workers; nothing where there are none, so that an id is typed. */
+function deviceChoices(served) {
+  const ids = [...new Set(served.map(({ device }) => device.id))].sort();
+  const products = (id) => [...new Set(served.filter(({ device }) => device.id === id).map(({ device }) => `${device.name}, ${bytes(device.total_bytes)}`))];
+  return ids.length > 0 ? [["", "Any: the first GPU, or the CPU"], ...ids.map((id) => [id, `${id}: ${products(id).join(" or ")}`])] : [];
+}
+
+/** The cards to estimate for, by the catalogue's name or their memory: those that may take the request, or one as large as its limit. */
+function cardsOf({ device, hardware, memory_limit_bytes: limit }, served, kinds) {
+  const cards = served.filter((row) => row.device.kind === "cuda" && (!device || row.device.id === device)).map(({ device: { name, total_bytes: total } }) =>
+    kinds.find((kind) => kind.name === name && kind.total_bytes === total)?.gpu ?? size(total));
+  return limit && cards.length > 0 ? [size(limit)] : hardware?.gpu ? [hardware.gpu] : [...new Set(cards)];
+}
+
+function size(total) {
+  return bytes(total).replace(",", "");
+}
+
+/** What the form says of the model, in a few words; null before it does. */
+function modelName({ pretrained, config, architecture, target } = {}) {
+  return pretrained ?? config?.model_type ?? architecture?.name ?? target ?? null;
 }
 
 /** What the form says of a sample, such as "sequence length 1,024". */
@@ -97,13 +112,13 @@ function fields(form, paths) {
   return html`<div class="stack">${paths.map((path) => html`<${Field} key=${path} form=${form} path=${path} />`)}</div>`;
 }
 
-/** The form's value and the problems of its fields. */
+/** The form's value, the problems of its fields, and the required ones that are empty. */
 function valueOf(form) {
-  const { value, problems } = form.read();
+  const { value, ...rest } = form.read();
   if (form.name === "CommandSubmission") {
     value.spec.model = { kind: "command", ...value.spec.model };
   }
-  return { value, problems };
+  return { value, ...rest };
 }
 
 /** Requests of common models, by family; what they are filled with can be changed. */
@@ -258,51 +273,38 @@ async function parse(text) {
 
 // --- estimate -------------------------------------------------------------------------------------------------------
 
-/** An estimate before anything is submitted, for the served cards or for others: it says for how long it has been under way. */
-function Estimate({ page, served }) {
+/** What fits on the cards, by an estimate that is made anew when the typing pauses. Submitting does not wait for it. */
+function Estimate({ request: { spec, effective_batch_size, memory_margin }, isComplete, cards }) {
+  const [other, setOther] = useState("");
+  const [isOpen, setOpen] = useState(false);
   const [shown, setShown] = useState(null);
-  const first = useRef([...new Set(served.map(({ gpu }) => gpu).filter(Boolean))]).current;
-  const preferred = first.length > 0 ? first : USUAL_GPUS;
-  const [gpus, setGpus] = useState([...new Set([...preferred, ...USUAL_GPUS])]);
-  const [hasAll, setHasAll] = useState(false);
-  const choice = useRef(null);
-  const estimate = async () => {
-    const value = page.checked();
-    if (value === null) {
-      return;
-    }
-    const { spec, effective_batch_size, memory_margin } = value;
+  const known = useRead(isOpen && may("tunings:read") ? "/v1/gpus" : null);
+  const gpus = other === "" ? cards : [other];
+  const body = isComplete && gpus.length > 0 ? JSON.stringify({ spec, gpus, effective_batch_size, memory_margin }) : "";
+  useEffect(() => {
     const cancelling = new AbortController();
-    setShown(html`<div class="stack" role="status"><p class="muted">Estimating for ${elapsed(new Date().toISOString())}. This takes seconds, and minutes for large models.</p>
-      <progress class="progress" aria-label="Estimate in progress" />
-      <div><button type="button" class="button button-small" onClick=${() => cancelling.abort()}>Cancel the estimate</button></div></div>`);
-    const chosen = [...choice.current.selectedOptions].map(({ value }) => value);
-    const found = await post("/v1/estimates", { spec, gpus: chosen, effective_batch_size, memory_margin }, { signal: cancelling.signal });
-    setShown(html`<p class="muted small">Estimated in ${seconds(found.seconds)}, not measured.</p>${estimateTable(found)}${found.notes.map((note) => html`<p class="small">${note}</p>`)}`);
-    announce("The estimate is ready.");
-  };
-  const failed = (problem) => {
-    const isCancelled = problem.name === "AbortError";
-    setShown(isCancelled && html`<p class="muted" role="status">The estimate is cancelled.</p>`);
-    if (!isCancelled) {
-      page.complain(problem);
-    }
-  };
-  const offerAll = async () => {
-    const { items } = await get("/v1/gpus");
-    setGpus([...new Set([...gpus, ...items.map((gpu) => gpu.name)])]);
-    setHasAll(true);
-    choice.current.focus();
-  };
-  return html`<div class="stack">
-    <div class="form-buttons"><${Button} act=${estimate} onProblem=${failed} disabled=${!may("tunings:write")}>Estimate first<//><span class="muted small">What fits, without a GPU and without submitting anything.</span></div>
-    <details><summary>Cards to estimate for: ${preferred.join(", ")}</summary>
-      <div class="field"><label for="gpu-choice">GPUs to estimate for</label>
-        <select id="gpu-choice" class="input" multiple size="6" ref=${choice}>${gpus.map((name) => html`<option key=${name} value=${name} defaultSelected=${preferred.includes(name)}>${name}</option>`)}</select>
-        ${!hasAll && may("tunings:read") && html`<div><${Button} class="button-small" act=${offerAll} onProblem=${failed}>Show all GPUs<//></div>`}</div>
-    </details>
-    <div id="estimated" class="stack">${shown}</div>
-  </div>`;
+    const { signal } = cancelling;
+    const estimate = async () => {
+      setShown(html`<p class="muted">Estimating what fits on ${gpus.join(", ")} (${elapsed(new Date().toISOString())})… You can submit meanwhile.</p>`);
+      const found = await post("/v1/estimates", JSON.parse(body), { signal });
+      setShown(html`${found.gpus.map(verdictWords)}<p class="muted small">Estimated in ${seconds(found.seconds)}, not measured: the tuning proves what fits.</p>
+        <details><summary>Details of the estimate</summary>${estimateTable(found)}${found.notes.map((note) => html`<p class="small">${note}</p>`)}</details>`);
+    };
+    const attempt = () => estimate().catch((problem) => signal.aborted || setShown(html`<p class="muted">No estimate yet. ${problem.errors?.map(({ field, message }) => `${field}: ${message}.`).join(" ") || problem.detail}</p>
+      ${problem.isTransient && html`<div><button type="button" class="button button-small" onClick=${attempt}>Try again</button></div>`}`));
+    const timer = body && setTimeout(attempt, PAUSE_MILLISECONDS);
+    setShown(null);
+    return () => {
+      clearTimeout(timer);
+      cancelling.abort();
+    };
+  }, [body]);
+  return html`<div id="estimated" class="stack" role="status">${shown}</div>
+    <details onToggle=${({ target }) => setOpen(target.open)}><summary>${cards.length > 0 ? "Estimate for another card" : "Estimate for a card that is not here"}</summary>
+      <div class="field"><label for="gpu-choice">GPU to estimate for</label>
+        <select id="gpu-choice" class="input" value=${other} onInput=${({ target }) => setOther(target.value)}><option value="">${cards.join(", ") || "None"}</option>
+          ${known?.items.map(({ name }) => html`<option key=${name} value=${name}>${name}</option>`)}</select></div>
+    </details>`;
 }
 
 render(html`<${NewTuning} />`, byId("page"));

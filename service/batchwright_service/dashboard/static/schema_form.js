@@ -1,10 +1,10 @@
 /**
  * A form generated from a JSON schema of the API's document, with a field for every field of the schema.
  *
- *   const form = useForm(document, "TuningSubmission", {suggestions: {device: [["cpu", "the processor"]]}})
+ *   const form = useForm(document, "TuningSubmission", {choices: {device: [["", "any"], ["cpu", "the processor"]]}})
  *   html`<${Field} form=${form} path="spec.model" />`      a field, or a group of them, by its dotted path
  *   form.rest("spec", ["spec.model"])   the paths of the fields of an object, without those that are shown elsewhere
- *   form.read()                   {value, problems}; fields left at their defaults are omitted
+ *   form.read()                   {value, problems, missing}; fields left at their defaults are omitted, missing ones are required
  *   form.write(value, name)       fills it in; `name` changes the schema
  *   form.unknownFields(value, name)   problems: parts of a value without a field, which `write` leaves out
  *   form.place(problems)          shows messages beside their fields; returns the problems without a field
@@ -23,10 +23,10 @@ const SIZE = /^([\d.]+)\s*([kmgt]?i?b?)$/i;
  *
  * @param {Object} document
  * @param {string} first  Name of the schema.
- * @param {{suggestions?: Object<string, string[][]>, without?: (name: string) => string[]}} options  `suggestions`: values with their
- *   meanings, by path. `without`: paths of a schema that have no field.
+ * @param {{choices?: Object<string, string[][]>, without?: (name: string) => string[]}} options  `choices`: values with their meanings, by
+ *   path, for fields of text that then offer only these. `without`: paths of a schema that have no field.
  */
-export function useForm(document, first, { suggestions = {}, without = () => [] } = {}) {
+export function useForm(document, first, { choices = {}, without = () => [] } = {}) {
   const { schemas } = document.components;
   const [{ name, texts }, setState] = useState({ name: first, texts: {} });
   const [errors, setErrors] = useState({});
@@ -37,7 +37,7 @@ export function useForm(document, first, { suggestions = {}, without = () => [] 
     schemas,
     texts,
     errors,
-    suggestions,
+    choices,
     nodeAt: (path) => nodeAt(schemas, root, path),
     set: (path, text) => setState((before) => ({ ...before, texts: { ...before.texts, [path]: text } })),
     /** Chooses another kind of an object, whose fields are empty. */
@@ -50,8 +50,8 @@ export function useForm(document, first, { suggestions = {}, without = () => [] 
       return childrenOf(schemas, nodeAt(schemas, root, path), texts).map((child) => child.path).filter((child) => !isShown(child));
     },
     read() {
-      const problems = [];
-      return { value: readNode(schemas, root, texts, problems) ?? {}, problems };
+      const [problems, missing] = [[], []];
+      return { value: readNode(schemas, root, texts, problems, missing) ?? {}, problems, missing };
     },
     write(value, as = name) {
       setState({ name: as, texts: textsOf(schemas, rootOf(as), value) });
@@ -139,21 +139,29 @@ function initial({ kind, schema, required }) {
   return kind === "choice" ? schema.default ?? (required ? schema.enum[0] : "") : "";
 }
 
-function readNode(schemas, node, texts, problems) {
+function readNode(schemas, node, texts, problems, missing) {
   if (isObject(node)) {
     if (node.kind === "union" && chosenKind(node, texts) === "") {
       return undefined;
     }
-    const values = childrenOf(schemas, node, texts).map((child) => [child.name, readNode(schemas, child, texts, problems)]);
+    const lacking = [];
+    const values = childrenOf(schemas, node, texts).map((child) => [child.name, readNode(schemas, child, texts, problems, lacking)]);
     const found = Object.fromEntries(values.filter(([, value]) => value !== undefined));
+    if (node.required || node.kind === "union" || Object.keys(found).length > 0) {
+      missing.push(...lacking);
+    }
     if (node.kind === "union") {
       return { [node.schema.discriminator.propertyName]: chosenKind(node, texts), ...found };
     }
     return Object.keys(found).length === 0 ? undefined : found;
   }
   const text = texts[node.path] ?? initial(node);
+  if (node.kind === "text" && text.trim() === "") {
+    missing.push(...(node.required ? [node.path] : []));
+    return undefined;
+  }
   if (node.kind === "text") {
-    return text.trim() === "" ? undefined : parsed(node, text.trim(), problems);
+    return parsed(node, text.trim(), problems);
   }
   return text === initial(node) && !node.required ? undefined : text;
 }
@@ -220,22 +228,30 @@ function checkbox(form, node) {
 function choice(form, node) {
   const { path, schema, required } = node;
   const values = [...(required || schema.default !== undefined ? [] : [""]), ...schema.enum];
-  const input = select(idOf(path), values.map((value) => [value, value || "none"]), form.texts[path] ?? initial(node), (text) => form.set(path, text), described(form, path));
+  return chosenFrom(form, node, values.map((value) => [value, value || "none"]), form.texts[path] ?? initial(node));
+}
+
+function chosenFrom(form, node, options, value) {
+  const { path } = node;
+  const input = select(idOf(path), options, value, (text) => form.set(path, text), described(form, path));
   return field(form, node, html`<label for=${idOf(path)}>${labelOf(path)}</label>${input}`);
 }
 
 function textField(form, node) {
   const { path, schema, required, writer } = node;
-  const known = form.suggestions[path] ?? [];
+  const text = form.texts[path] ?? "";
+  const known = form.choices[path] ?? [];
+  if (known.length > 0) {
+    return chosenFrom(form, node, known.some(([value]) => value === text) ? known : [...known, [text, text]], text);
+  }
   const attributes = {
-    class: `input ${writer.lines ? "mono" : ""}`, value: form.texts[path] ?? "", placeholder: placeholderOf(schema, writer), autocomplete: "off", spellcheck: false,
-    inputmode: writer.inputMode, "aria-required": required ? "true" : null, list: known.length > 0 ? `${idOf(path)}-known` : null,
+    class: `input ${writer.lines ? "mono" : ""}`, value: text, placeholder: placeholderOf(schema, writer), autocomplete: "off", spellcheck: false,
+    inputmode: writer.inputMode, "aria-required": required ? "true" : null,
     onInput: (event) => form.set(path, event.target.value), ...described(form, path),
   };
   return field(form, node, html`
     <label for=${idOf(path)}>${labelOf(path)}${required && html`<span class="muted"> (required)</span>`}</label>
-    ${writer.lines ? html`<textarea rows=${writer.lines} ...${attributes} />` : html`<input type="text" ...${attributes} />`}
-    ${known.length > 0 && html`<datalist id="${idOf(path)}-known">${known.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</datalist>`}`);
+    ${writer.lines ? html`<textarea rows=${writer.lines} ...${attributes} />` : html`<input type="text" ...${attributes} />`}`);
 }
 
 /** A field of one value: its label and input, its hint, and its message. */
