@@ -615,6 +615,16 @@ def test_a_failure_unrelated_to_the_size_ends_the_search(outcome: Outcome, reaso
     assert all(part in course.verdict.message for part in ("micro-batch 16", "KeyError: 'labels'", remedy))
 
 
+def test_a_failure_names_its_kind_once() -> None:
+    """The kind of an error stands before the message only if the message lacks it."""
+    for kind, message in (("exit status 2", "ended with exit status 2"), ("tests.Fault", "Fault in the warm-up")):
+        course = MicroBatchSearch(space())
+        result = probe_result(16, Outcome.ERROR, message=message)
+        course.tell(result.model_copy(update={"error_type": kind}))
+        assert isinstance(course.verdict, Failure)
+        assert f"s: {message}. " in course.verdict.message
+
+
 @pytest.mark.parametrize(
     ("peak", "told"),
     [(30, "30% of the limit was in use, so memory is probably"), (90, "may be the cause: 90%"), (None, "Fix")],

@@ -469,6 +469,8 @@ def _failure(result: ProbeResult) -> Failure:
     reason, event, remedy = _REMEDIES[result.outcome]
     remedy = remedy or _remedy_of_error(result)
     error_type = None if result.outcome is Outcome.TIMED_OUT else result.error_type  # the signal that stopped it
+    if error_type and error_type.rpartition(".")[2] in result.message:
+        error_type = None  # the message names it
     message = ": ".join(part for part in (error_type, result.message) if part) or "it left no message"
     when = f"after {result.seconds.total:.0f} s"
     return Failure(reason, f"The probe of micro-batch {result.micro_batch_size} {event} {when}: {message}. {remedy}")
