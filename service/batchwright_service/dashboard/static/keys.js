@@ -43,7 +43,7 @@ function KeysPage() {
     </div>
     ${[problem, failed].filter(Boolean).map((each) => problemAlert(each))}
     ${data === null && !problem && html`<p class="muted">Loading…</p>`}
-    ${keys.length > 0 ? html`<${Table} caption="API keys" columns=${columns} rows=${sorted} />` : data && emptyState({
+    ${keys.length > 0 ? html`<div class="list-body"><${Table} caption="API keys" columns=${columns} rows=${sorted} /></div>` : data && emptyState({
       title: "No keys yet: every caller on this machine has full access",
       text: "After the first key is created, every caller needs one. Create it on the service's host with the scope admin, then sign in here with it to create others:",
       action: codeBlock("batchwright admin keys create operator --scope admin", { label: "The first key" }),

@@ -32,7 +32,7 @@ const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda
 const SLOT = { name: "slot", label: "Slot", quick: true, suggest: (row) => row.slot };
 const PRODUCT = { name: "device", label: "Device", quick: true, suggest: (row) => row.device_name };
 const HOLDS = { ...choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds")), quick: true };
-const LABEL = { name: "label", label: "Label", placeholder: "for example team=vision", pattern: "[^=]+=.*", maxlength: 400, multiple: true };
+const LABEL = { name: "label", label: "Label", placeholder: "team=vision", pattern: "[^=]+=.*", maxlength: 400, multiple: true };
 const PROJECT = { name: "project", label: "Project", placeholder: "the full name", suggest: (row) => row.project, maxlength: 63 };
 const OWNERS = keyId() === "" ? [] : [{ name: "owner", label: "Owner", placeholder: "name or id of an API key", suggest: (row) => row.owner, maxlength: 100, pills: [[keyId(), "Mine"]] }];
 const CREATED = { name: "created_after", label: "Created after", type: "datetime-local" };

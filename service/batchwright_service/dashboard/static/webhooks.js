@@ -32,7 +32,7 @@ function WebhooksPage() {
     ${problem && problemAlert(problem)}
     ${data === null && !problem && html`<p class="muted">Loading…</p>`}
     ${data && !isAllowed && alertBox("warn", "Webhooks are off", html`<p>Set <code>BATCHWRIGHT_WEBHOOK_HOSTS</code> on the server to allow receivers.</p>`)}
-    ${data && (data.items.length > 0 ? html`<${Table} caption="Webhooks" columns=${COLUMNS} rows=${data.items} />` : isAllowed && emptyState({
+    ${data && (data.items.length > 0 ? html`<div class="list-body"><${Table} caption="Webhooks" columns=${COLUMNS} rows=${data.items} /></div>` : isAllowed && emptyState({
       title: "No webhooks yet",
       text: "A webhook tells a chat, a pager or a pipeline when a tuning or a job has ended.",
     }))}`;

@@ -139,7 +139,7 @@ export function positionInWords(queue) {
     return "Waiting for its device.";
   }
   const wait = queue.expected_wait_seconds;
-  const expected = queue.unserved !== null ? `: ${queue.unserved}` : wait === null ? "" : `, expected to start in about ${seconds(wait)}`;
+  const expected = queue.unserved !== null ? `: ${queue.unserved}` : wait === null ? "" : wait < 1 ? ", expected to start soon" : `, expected to start in about ${seconds(wait)}`;
   return `Position ${count(queue.position)} in its queue${expected}.`;
 }
 
