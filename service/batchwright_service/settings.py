@@ -43,10 +43,10 @@ class Settings(BaseSettings):
     data_dir: Path = DEFAULT_DATA_DIR
     """Folder of all files that the service writes: the embedded database, the runs, the lock files."""
     runs_dir: Path = Field(default_factory=lambda known: known["data_dir"] / "runs")
-    """Folder of the jobs' runs, one folder per job; `runs` in the data folder when absent. With a folder
+    """Folder of the jobs' runs, one folder per job. Default: `runs` in the data folder. With a folder
     that all hosts share, a job of a lost host resumes from its checkpoint on another host, else from its beginning."""
     database_url: str | None = None
-    """SQLAlchemy URL; the embedded SQLite file `batchwright.db` in the data folder when absent."""
+    """SQLAlchemy URL. Default: the embedded SQLite file `batchwright.db` in the data folder."""
     host: str = "127.0.0.1"
     """Address to listen on. Addresses beyond loopback need an API key first (`batchwright admin keys create`)."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     """Models of the Hugging Face hub that specs may name, as `openai-community/gpt2` or by patterns, as `team/*`. The
     API reads their configs, and jobs fetch their weights."""
     commands: Path | None = None
-    """YAML file of the training commands that callers may tune and run; no command when absent. Read at the start.
+    """YAML file of the training commands that callers may tune and run. Default: none. Read at the start.
     Every process of workers needs the same file."""
     ray: str | None = None
     """Dashboard address of a Ray cluster, such as `http://head:8265`, whose nodes run the work instead of this host.

@@ -228,7 +228,7 @@ class CommandDefinition(Document):
     working_directory: str | None = None
     """Folder in which the command starts: absolute, or relative to the folder of this file, which is the default."""
     data_roots: tuple[str, ...] | None = None
-    """Folders that `path` arguments may name; BATCHWRIGHT_DATA_ROOTS when absent."""
+    """Folders that `path` arguments may name. Default: BATCHWRIGHT_DATA_ROOTS."""
     world_size: Annotated[int, Field(ge=1, le=LARGEST_WORLD_SIZE)] = 1
     """Data-parallel ranks that the command starts."""
     probe_arguments: tuple[Argument, ...] = ()

@@ -67,7 +67,7 @@ class OptimizerArguments(TypedDict, total=False):
     adjust_lr_fn: Literal["original", "match_rms_adamw"]
     """Learning rate by the shape of a matrix: `muon`. With `match_rms_adamw` the rates of `adamw` serve."""
     adamw_learning_rate: Rate
-    """Peak learning rate of what `muon` leaves to AdamW; `learning_rate` when absent."""
+    """Peak learning rate of what `muon` leaves to AdamW. Default: `learning_rate`."""
     adamw_parameters: Annotated[tuple[Pattern, ...], Field(max_length=_MOST_PATTERNS)]
     """Patterns of names of matrices that `muon` leaves to AdamW, besides embeddings and output layers."""
 
@@ -198,9 +198,9 @@ class ParameterGroup(Document):
     ]
     """Patterns of names, as of a shell: `*.bias`, `*ln_*`, `*norm*`. A parameter is in the first group that matches."""
     learning_rate: Rate | None = None
-    """Peak learning rate; the optimizer's when absent."""
+    """Peak learning rate. Default: the optimizer's."""
     weight_decay: Decay | None = None
-    """Weight decay; the optimizer's when absent."""
+    """Weight decay. Default: the optimizer's."""
 
     def has(self, name: str) -> bool:
         """Return whether a pattern matches the name of a parameter."""

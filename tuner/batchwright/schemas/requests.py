@@ -156,8 +156,8 @@ class Baseline(Document):
     micro_batch_size: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE, examples=[8])]
     """Samples per forward and backward pass."""
     accumulation_steps: Annotated[int, Field(ge=1, le=LARGEST_EFFECTIVE_BATCH_SIZE)] | None = None
-    """Micro-batches per rank and update; as many as the effective batch takes when absent. Where their samples are not
-    the effective batch, the gain says so."""
+    """Micro-batches per rank and update. Default: as many as the effective batch takes. The gain says so if they do not
+    give the effective batch."""
 
 
 class TuningRequest(Document):
@@ -172,13 +172,13 @@ class TuningRequest(Document):
     probes, since few sizes change their number. `fastest`: the plan with the most samples per second, measured among
     those with few steps; of equally fast ones, the one with the least memory."""
     device: DeviceId | None = None
-    """The device to probe; the first GPU, or the CPU where there is none, when absent."""
+    """The device to probe. Default: the first GPU, or the CPU if there is none."""
     hardware: HardwareRequest | None = None
     """The hardware to probe, instead of a device: on a service with several hosts, any worker that has it takes the
     tuning; on one host, the first device that has it."""
     memory_limit_bytes: MemoryLimit | None = None
-    """Memory the run may take on the device, in bytes or as a size such as `24GiB`, which becomes a number of bytes;
-    the whole device when absent (on the CPU: half of the host's memory)."""
+    """Memory the run may take on the device, in bytes or as a size such as `24GiB`, which becomes a number of bytes.
+    Default: the whole device; on the CPU, half of the host's memory."""
     memory_margin: Annotated[float, Field(ge=0.0, le=0.5)] = 0.03
     """Share of the limit that probes must leave free, for differences between a probe and a long run."""
     granularity: PositiveInt = 1
@@ -396,8 +396,8 @@ class TrainingRequest(Document):
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
     """Hosts that the run takes at once, each with `processes_per_node` processes: more than one on a cluster only."""
     processes_per_node: PositiveInt | None = None
-    """Processes on each host, one per device: the ranks of the run. The recommendation's world size divided by `nodes`,
-    rounded up, when absent."""
+    """Processes on each host, one per device: the ranks of the run. Default: the recommendation's world size divided
+    by `nodes`, rounded up."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Processes per rank that prefetch data; with 0, data is loaded between updates. The resulting weights are
     bit-identical unless memory runs out: micro-batches that were prefetched before are then divided one by one."""

@@ -63,10 +63,10 @@ class TransformersModel(Document):
     text of audio (Whisper), `ctc` labels raw audio (wav2vec 2.0), `contrastive` matches images and texts (CLIP)."""
     pretrained: Annotated[str, Field(min_length=1, max_length=_LONGEST_PATH)] | None = None
     """Folder of a model that `save_pretrained` wrote, `config.json` and safetensors, or name of a model on the Hugging
-    Face hub (`openai-community/gpt2`), where no folder has that name. Training starts from its weights; probes have
-    random weights of the same shapes. Random weights when absent."""
+    Face hub (`openai-community/gpt2`), if no folder has that name. Training starts from its weights; probes have
+    random weights of the same shapes. Default: random weights."""
     revision: Annotated[str, Field(pattern=REVISION)] | None = None
-    """Branch, tag or commit of the model on the hub, `main` when absent. A recommendation has the commit."""
+    """Branch, tag or commit of the model on the hub. Default: `main`. A recommendation has the commit."""
     config: Annotated[
         dict[str, JsonValue], STORABLE, Field(json_schema_extra=_HAS_MODEL_TYPE, validate_default=True)
     ] = Field(default_factory=dict)
@@ -227,9 +227,9 @@ class WorkloadSpec(Document):
     model: ModelSpec
     """The model."""
     adapter: LoraAdapter | None = None
-    """Train an adapter of a frozen `transformers` model; the whole model is trained when absent."""
+    """Train an adapter of a frozen `transformers` model. Default: train the whole model."""
     preference: PreferenceSpec | None = None
-    """Train a `causal-lm` model on preference pairs (DPO); on its texts when absent."""
+    """Train a `causal-lm` model on preference pairs (DPO). Default: on texts."""
     batch: BatchSpec = BatchSpec()
     """The worst case of one sample."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -242,12 +242,12 @@ class WorkloadSpec(Document):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     gradient_clipping: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """Clip the L2 norm of the whole gradient to this, once per update; no clipping when absent."""
+    """Clip the L2 norm of the whole gradient to this, once per update. Default: no clipping."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of each label's probability that is spread evenly over all classes (Szegedy et al., 2016), as
     `label_smoothing` of torch's `cross_entropy`. Of models whose loss is a cross-entropy over labels."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Decay per update of a moving average of the weights, kept in fp32 and written beside them; none when absent."""
+    """Decay per update of a moving average of the weights, kept in fp32 and written beside them. Default: none."""
     gradient_gathering: Literal["auto", "scratch", "in-place"] = "auto"
     """`scratch`: the gradients of a micro-batch are added to the sums when it has ended, so running out of memory costs
     only that micro-batch. `in-place`: they are added directly, which saves up to one set of gradients, but running out
@@ -260,7 +260,7 @@ class WorkloadSpec(Document):
     data: DataSpec | None = None
     """Data of a training job. Probes need none: they use random samples of the worst case."""
     evaluation: EvaluationSpec | None = None
-    """Evaluation of a training job on held-out samples; none when absent. Does not change what fits."""
+    """Evaluation of a training job on held-out samples. Default: none. Does not change what fits."""
 
     @model_validator(mode="after")
     def _has_labels_to_smooth(self) -> Self:

@@ -43,7 +43,7 @@ class ApiKey(Document):
     created_at: datetime
     """Time of creation (UTC)."""
     expires_at: datetime | None = None
-    """Time from which the key is refused. It does not expire when absent."""
+    """Time from which the key is refused. Default: never."""
     revoked_at: datetime | None = None
     """Time of revocation."""
     last_used_at: datetime | None = None
@@ -80,7 +80,7 @@ class KeySubmission(Document):
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=len(Scope))]
     """Scopes of the key."""
     expires_in_days: Annotated[float, Field(gt=0.0, le=MAX_DAYS)] | None = None
-    """Days until the key expires. It does not expire when absent."""
+    """Days until the key expires. Default: it does not expire."""
 
 
 class CreatedKey(ApiKey):

@@ -12,7 +12,7 @@ class ExportRequest(Document):
     format: str
     """Name of the target, as listed by `GET /v1/exports`."""
     target_version: str | None = None
-    """Version of the target; its newest when absent."""
+    """Version of the target. Default: its newest."""
     options: ExportOptions = ExportOptions()
     """Options about the environment of the run, which the recommendation does not contain."""
 

@@ -77,7 +77,7 @@ class RecordsData(_Data):
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
     """Files of one format, or glob patterns such as `rows/*.jsonl`; relative paths start at the working directory."""
     format: Literal["json", "csv", "parquet", "text"] | None = None
-    """Format of the files: `json` takes JSON lines and arrays, `text` has a row per line. By suffix when absent."""
+    """Format of the files: `json` takes JSON lines and arrays, `text` has a row per line. Default: by suffix."""
     text_field: str = "text"
     """Field with the text of a row. A row of plain text has only this field, named `text`. For `token-classification`
     it holds the words of a text, a list."""

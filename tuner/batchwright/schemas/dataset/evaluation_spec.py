@@ -46,9 +46,9 @@ class EvaluationSpec(Document):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the choice of samples that `fraction` or `count` holds out."""
     every: PositiveInt | None = None
-    """Updates between two evaluations; none but those of the start and the end when absent."""
+    """Updates between two evaluations. Default: evaluate at the start and the end only."""
     micro_batch_size: PositiveInt | None = None
-    """Samples per forward pass: those of the plan's largest micro-batch when absent. Halved where they do not fit."""
+    """Samples per forward pass. Default: the plan's largest micro-batch. Halved if they do not fit."""
     metrics: Annotated[tuple[MetricName, ...], Field(max_length=_MOST_METRICS)] = ()
     """`accuracy`: share of the labels that have the highest logit. `perplexity`: the exponential of the mean of the
     first loss term, for a cross-entropy. `f1`, `precision` and `recall` are means over the classes of a classifier, by
@@ -60,7 +60,7 @@ class EvaluationSpec(Document):
     """The weights that are evaluated, choose the best ones and end a run early: those that train (`trained`), or their
     moving averages of `ema_decay` (`average`). `both`: as `average`, and the trained ones are evaluated beside."""
     early_stopping: EarlyStopping | None = None
-    """When to end the run before its last update; never when absent."""
+    """When to end the run before its last update. Default: never."""
 
     @model_validator(mode="after")
     def _holds_out_one_way(self) -> Self:

@@ -80,7 +80,7 @@ class LoraAdapter(Document):
     """Dropout probability of the adapter's inputs: `lora_dropout` of `peft`."""
     target_modules: Literal["all-linear"] | ModuleNames | None = None
     """The modules that are adapted: the ends of their names, such as `q_proj`, or all linear ones but the head.
-    Those that `peft` has for the type of model when absent."""
+    Default: those that `peft` has for the type of model."""
     modules_to_save: Annotated[tuple[ModuleName, ...], Field(max_length=_MOST_NAMES)] = ()
     """Modules that are trained whole, as copies: the ends of their names. The head of a classifier is one of them."""
     bias: Literal["none", "all", "lora_only"] = "none"
@@ -91,7 +91,7 @@ class LoraAdapter(Document):
     """How the first matrix starts, as the second is zero: as linear layers do (`true` of `peft`), or normal with a
     standard deviation of `1 / rank`."""
     quantization: BaseQuantization | None = None
-    """Keep the linear layers of the frozen base in 4 bits (QLoRA) or 8; in the type of `precision` when absent."""
+    """Keep the linear layers of the frozen base in 4 bits (QLoRA) or 8. Default: in the type of `precision`."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
