@@ -132,8 +132,9 @@ function gainNote({ recommendations, speedups, measured, memory_gain: memory }) 
   if (recommendations === 0) {
     return "no recommendation with a baseline";
   }
-  const source = speedups === 0 ? "" : `, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
-  return `median of ${plural(recommendations, "recommendation")}${source}; memory use ${points(memory)}`;
+  const all = plural(recommendations, "recommendation");
+  const source = speedups === 0 ? `${all} without times` : `median of ${all}, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
+  return `${source}; memory use ${points(memory)}`;
 }
 
 const FAILURES = [
