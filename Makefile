@@ -50,7 +50,7 @@ TEST_PROCESSES ?= 4
 
 # Bytecode is kept, whatever the shell asks for: the tests start hundreds of interpreters.
 test: $(VENV)/dev $(VENV)/docs $(VENV)/browser  ## Install what the tests need, and run them
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --processor-budget 950
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --processor-budget 1400
 
 thorough-test: $(VENV)/bench $(VENV)/docs $(VENV)/browser  ## Run the tests that `make test` leaves out for their length
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m thorough -n $(TEST_PROCESSES) --dist worksteal

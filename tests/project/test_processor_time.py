@@ -124,6 +124,6 @@ def test_the_time_of_a_child_counts_once() -> None:
 def test_make_test_has_a_budget_and_excludes_what_the_plugin_does_not_judge() -> None:
     """The markers that no limit holds for are those that `make test` leaves out, or skips without the hardware."""
     rule = MAKEFILE.partition("\ntest: ")[2].partition("\n\n")[0]
-    assert "--processor-budget 950" in rule
+    assert "--processor-budget 1400" in rule
     selected = re.findall(r"^addopts = .*-m '(.*)'", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
     assert {f"not {name}" for name in RUN_ELSEWHERE} - set(selected[0].split(" and ")) == {"not gpu", "not virtual_gpu"}

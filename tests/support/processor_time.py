@@ -20,8 +20,12 @@ from typing import Any
 
 import pytest
 
-TEST_LIMIT_SECONDS = 3.0
-"""Longest processor time of a test in `make test`, without shared fixtures and first imports."""
+TEST_LIMIT_SECONDS = 6.0
+"""Longest processor time of a test in `make test`, without shared fixtures and first imports.
+
+Twice what a test should take on a quiet machine: other work made tests up to 1.9 times dearer (2-core AMD
+EPYC), which the fixed computation, small as it is, does not show.
+"""
 REFERENCE_SECONDS = 0.0116
 """Time of ``_computation`` on the reference machine: Intel Xeon (Sapphire Rapids, 2.3 GHz), Python 3.11."""
 RUN_ELSEWHERE = ("thorough", "exports", "fleet", "gpu", "image", "cuda_image", "virtual_gpu")
