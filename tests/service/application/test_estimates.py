@@ -290,6 +290,7 @@ def test_estimates_over_http_are_those_of_the_estimator(start_service: StartServ
     assert (problem.status, problem.code, problem.detail) == (422, "cannot-estimate", "labels must be below 10")
 
 
+@pytest.mark.thorough
 def test_a_client_that_goes_away_frees_its_slot(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the slot is taken others are 503 with when to come back; a closed connection stops the estimate."""
     service = start_service()
