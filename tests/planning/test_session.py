@@ -528,6 +528,18 @@ def test_a_quick_tuning_whose_estimate_was_late_ends_after_an_error_of_its_plan(
     assert finish(course, largest=40).feasible
 
 
+def test_a_quick_tuning_makes_two_updates_of_a_size_that_one_update_closed_in() -> None:
+    """The search without an estimate left no size between 40, which made one update, and 41."""
+    course = tuning(tuning_request(effective_batch_size=100, quick=True, **LIMIT))
+    course.record(probe_result(40, brackets=True))
+    course.record(probe_result(41, Outcome.OOM))
+    course.start_from_estimate(expected_line())
+    probe = course.next_probe()
+    assert probe is not None
+    assert probe.micro_batch_size <= 40
+    assert not probe.brackets
+
+
 def test_a_quick_tuning_without_an_estimate_is_a_whole_one() -> None:
     """Nothing says which plan fits."""
     request = tuning_request(effective_batch_size=100, quick=True)

@@ -16,7 +16,7 @@ from batchwright.planning.session import TuningSession
 from batchwright.planning.warm_start import measured_peaks, warm_start_from
 from batchwright.schemas.recommendation import Evidence, Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
-from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult, UpdateTiming
+from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult, RankResult, UpdateTiming
 from tests.support.factories import CPU, gpt_spec, mlp_spec, plan_of, probe_result, tuning_request
 
 MIB = 1024**2
@@ -145,6 +145,23 @@ def test_a_plan_that_was_lost_is_not_run_again_to_confirm_its_size() -> None:
         ran.append((probe.micro_batch_size, probe.runs_plan))
         tuning.record(probe_result(probe.micro_batch_size, Outcome.LOST, micro_batch_sizes=probe_window(probe)))
     assert ran == [(45, True), (45, False), (45, False)]
+
+
+def test_a_recommendation_whose_ranks_all_ran_is_taken() -> None:
+    """Its fingerprint has the number of ranks that ran, which are those of its probes."""
+    request = request_under(spec=mlp_spec(parallelism={"world_size": 2}), effective_batch_size=1000)
+    devices = new_tuning(request, THEN).conditions.rank_devices
+    assert len(devices) == 2
+
+    def found(tuning: TuningSession) -> Recommendation:
+        while (probe := tuning.next_probe()) is not None:
+            result = Memory().run(probe)
+            ranks = tuple(RankResult(rank=rank, outcome=result.outcome) for rank in range(2))
+            tuning.record(result.model_copy(update={"ranks": ranks}))
+        return tuning.recommendation(identifier="rec", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+
+    stored = found(new_tuning(request, THEN))
+    assert found(new_tuning(request, NOW, stored)).evidence.proof.stopped_by == "warm-start"
 
 
 def test_a_full_proof_names_no_warm_start() -> None:

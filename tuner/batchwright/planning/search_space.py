@@ -76,6 +76,11 @@ class SearchSpace:
             )
         return index
 
+    def __contains__(self, size: int) -> bool:
+        """Return whether a size is a candidate."""
+        index = self.at_most(size)
+        return index > 0 and self.size(index) == size
+
     def at_most(self, size: float) -> int:
         """The index of the largest candidate of at most ``size``; 0 when there is none."""
         if self.sizes:

@@ -80,8 +80,7 @@ def warm_start_from(stored: Recommendation, now: TuningConditions) -> PossibleWa
     Raises:
         SpecError: when ``stored`` is for another request, with every difference, or has no full proof of its own.
     """
-    ranks = max((len(probe.ranks) for probe in stored.evidence.probes), default=0)
-    before = request_content(stored.request, stored.device, stored.environment, ranks)
+    before = request_content(stored.request, stored.device, stored.environment, _ranks(stored))
     today = request_content(now.request, now.device, now.environment, len(now.rank_devices))
     problems = [
         FieldProblem(name, f"is {then} in the warm start, which was made for another request", here)
@@ -148,7 +147,7 @@ def _unproven(stored: Recommendation) -> list[FieldProblem]:
     limit = _limit(stored)
     if limit is None:
         return []
-    recomputed = fingerprint(stored.request, stored.device, limit, stored.environment, stored.versions)
+    recomputed = fingerprint(stored.request, stored.device, limit, stored.environment, stored.versions, _ranks(stored))
     if recomputed == stored.fingerprint:
         return []
     message = (
@@ -174,9 +173,9 @@ def _size_to_confirm(stored: Recommendation, now: TuningConditions) -> int | Non
 
 def _can_be_confirmed(stored: Recommendation, now: TuningConditions) -> bool:
     proof, space = stored.evidence.proof, now.space
-    index = space.at_most(proof.fits)
-    if space.size(index) != proof.fits:
+    if proof.fits not in space:
         return False
+    index = space.index(proof.fits)
     if proof.stopped_by == "bound":
         return index == space.count
     if index == space.count or space.size(index + 1) != proof.next_size or _failure(stored) is None:
@@ -217,8 +216,9 @@ def _searched(stored: Recommendation) -> list[ProbeResult]:
 def _fit(stored: Recommendation) -> ProbeResult | None:
     """The fit that the recommendation rests on: the last of several, and of the size alone if there is one."""
     probes = [probe for probe in _searched(stored) if probe.micro_batch_size == stored.evidence.proof.fits]
-    fits = [probe for probe in reversed(probes) if probe.outcome is Outcome.FIT]
-    return max(fits, key=lambda fit: not fit.runs_plan, default=None)
+    fits = [probe for probe in probes if probe.outcome is Outcome.FIT]
+    alone = [fit for fit in fits if not fit.runs_plan]
+    return next(reversed(alone or fits), None)
 
 
 def _failure(stored: Recommendation) -> ProbeResult | None:
@@ -226,6 +226,11 @@ def _failure(stored: Recommendation) -> ProbeResult | None:
     size = stored.evidence.proof.next_size
     failed = (probe for probe in _searched(stored) if probe.micro_batch_size == size and probe.outcome in _FAILED)
     return next(failed, None)
+
+
+def _ranks(stored: Recommendation) -> int:
+    """The ranks that ran in its probes; 0 where one stood for all."""
+    return max((len(probe.ranks) for probe in stored.evidence.probes), default=0)
 
 
 def _limit(stored: Recommendation) -> int | None:

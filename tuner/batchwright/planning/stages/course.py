@@ -51,7 +51,7 @@ class Course:
 
     @property
     def has_unclear_plan_run(self) -> bool:
-        """Whether a run of a plan did not show if its size fits: sizes are then probed alone."""
+        """True after a run of a plan that did not show if its size fits. Sizes are then probed alone."""
         return any(probe.runs_plan and not probe.shows_size for probe in self.probes)
 
     @property

@@ -27,7 +27,7 @@ class QuickPlan(SizeSearch):
             return None
         share = course.conditions.share
         balanced = plan_size(share, steps_of(share, size))
-        if not _is_of_grid(course, balanced):  # its run would prove no size of the grid
+        if balanced not in course.search.space:  # its run would prove no size that is searched
             return course.conditions.probe(size)
         return course.conditions.probe(balanced, runs_plan=True)
 
@@ -36,15 +36,10 @@ class QuickPlan(SizeSearch):
         is_sure = result.runs_plan or course.search.space.expected is not None  # a restart has no estimate
         if course.proof is not None or not is_sure:
             return super().tell(course, result)
-        if result.runs_plan and not _is_of_grid(course, result.micro_batch_size):  # by PlanRun, before a restart
+        if result.runs_plan and result.micro_batch_size not in course.search.space:  # by PlanRun, before a restart
             course.search.stopped_by = "quick"
             return True
         course.search.tell(result)
         if result.outcome is Outcome.FIT and not course.is_confirmed_by(result):
             course.search.stopped_by = "quick"
         return True
-
-
-def _is_of_grid(course: Course, size: int) -> bool:
-    space = course.search.space
-    return space.size(space.at_most(size)) == size

@@ -49,7 +49,7 @@ class SizeSearch(Stage):
             proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
             return conditions.probe(size, counts_plan=proves_plan)
         may_end = course.search.may_end_with(size)
-        if self._runs_plans and may_end and _shows_size_by_plan(course, size):
+        if may_end and self._window_of_both(course, size) and not course.has_unclear_plan_run:
             return conditions.probe(size, runs_plan=True)
         is_part = course.search.verdict is None and course.search.may_bracket and size < conditions.share
         return conditions.probe(size, brackets=is_part and not may_end)
@@ -58,8 +58,7 @@ class SizeSearch(Stage):
     def tell(self, course: Course, result: ProbeResult) -> bool:
         size = result.micro_batch_size
         window = result.micro_batch_sizes
-        is_requested = self._runs_plans and window == _window_of_plan(course, size) and window[:2] == (size, size)
-        if result.runs_plan and not is_requested:
+        if result.runs_plan and window != self._window_of_both(course, size):
             raise SearchError(f"the plan in micro-batches of {format_window(window)} is not the one to run now")
         if course.search.verdict is None:
             if result.shows_size:
@@ -68,29 +67,23 @@ class SizeSearch(Stage):
             raise SearchError(f"the search has ended: no probe of {size} was requested")
         return True
 
+    def _window_of_both(self, course: Course, size: int) -> tuple[int, ...] | None:
+        """The window of the size's plan, if its run also shows whether the size fits; None otherwise.
+
+        It does if the plan begins with two micro-batches of the size, and then has smaller ones.
+        """
+        conditions = course.conditions
+        if not self._runs_plans or not conditions.accumulates or conditions.objective.times_plans:
+            return None
+        window = plan_window(conditions.share, steps_of(conditions.share, size))
+        return window if window[:2] == (size, size) and len(set(window)) > 1 else None
+
 
 def _can_prove_plan(course: Course, size: int) -> bool:
     """Return whether a probe of a command may run the plan with this size, which then needs no run of its own."""
     conditions = course.conditions
     divides = conditions.accumulates and conditions.share % size == 0
     return conditions.repeats and divides and not conditions.objective.times_plans
-
-
-def _shows_size_by_plan(course: Course, size: int) -> bool:
-    """Return whether a run of the size's plan also shows whether the size fits.
-
-    It does if the plan begins with two micro-batches of it. After a run that did not show it, no other plan is run
-    instead of a size.
-    """
-    conditions = course.conditions
-    if not conditions.accumulates or conditions.objective.times_plans:
-        return False
-    window = _window_of_plan(course, size)
-    return window[:2] == (size, size) and len(set(window)) > 1 and not course.has_unclear_plan_run
-
-
-def _window_of_plan(course: Course, size: int) -> tuple[int, ...]:
-    return plan_window(course.conditions.share, steps_of(course.conditions.share, size))
 
 
 def _likely_proves_plan(course: Course, size: int) -> bool:
