@@ -72,7 +72,6 @@ class EstimateCases:
         self._estimator = estimator
         self._policy = policy
         self._versions = dict(versions)
-        self._limits = limits
         self._metrics = metrics or Metrics()
         self._bulkhead = Bulkhead(
             f"the {limits.slots} slots of estimates",

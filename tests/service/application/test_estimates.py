@@ -186,7 +186,7 @@ def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
 ) -> None:
     """While the slot is taken others are 503 with when to come back; a closed connection ends the processes."""
     service = start_service(python_targets=TARGET)
-    monkeypatch.setattr(service.system.context.estimates, "_limits", EstimateLimits(wait_seconds=0.2))
+    monkeypatch.setattr(service.system.context.estimates._bulkhead, "_wait_seconds", 0.2)
     with posted(service.url, estimate_request(hanging.spec)):
         processes = hanging.processes()
         busy = service.http.post("/v1/estimates", json=json.loads(estimate_request().model_dump_json()))
@@ -290,13 +290,12 @@ def test_estimates_over_http_are_those_of_the_estimator(start_service: StartServ
     assert (problem.status, problem.code, problem.detail) == (422, "cannot-estimate", "labels must be below 10")
 
 
-@pytest.mark.thorough
 def test_a_client_that_goes_away_frees_its_slot(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the slot is taken others are 503 with when to come back; a closed connection stops the estimate."""
     service = start_service()
     estimator = scripted_in(service)
     estimator.go_on.clear()
-    monkeypatch.setattr(service.system.context.estimates, "_limits", EstimateLimits(wait_seconds=0.05))
+    monkeypatch.setattr(service.system.context.estimates._bulkhead, "_wait_seconds", 0.05)
     with posted(service.url, estimate_request()):
         assert estimator.begun.acquire(timeout=PATIENCE_SECONDS)
         busy = service.http.post("/v1/estimates", json=json.loads(estimate_request().model_dump_json()))
