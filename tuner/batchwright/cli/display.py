@@ -47,15 +47,16 @@ def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:
 
 
 def _remark(probe: ProbeResult) -> str:
-    if probe.outcome is not Outcome.FIT:
-        return probe.message if len(probe.message) <= _LONGEST_MESSAGE else probe.message[: _LONGEST_MESSAGE - 1] + "…"
-    if probe.counted is not None:
+    if probe.counted is not None and probe.outcome is Outcome.FIT:
         return probe.counted.statement
     timing = probe.timing
     timed = [f"timed, {timing.updates} updates"] if timing is not None and probe.measures_time else []
     plan = [f"the plan: {format_sizes(probe.micro_batch_sizes)}"] if probe.runs_plan and not probe.measures_time else []
     remarks = [*timed, *plan]
-    if probe.peak_reserved_bytes is not None:
+    if probe.outcome is not Outcome.FIT:
+        is_long = len(probe.message) > _LONGEST_MESSAGE
+        remarks.append(f"{probe.message[: _LONGEST_MESSAGE - 1]}…" if is_long else probe.message)
+    elif probe.peak_reserved_bytes is not None:
         context = "" if probe.context_bytes is None else f", context {format_bytes(probe.context_bytes)} beside it"
         remarks.append(f"reserved; allocated {format_bytes(probe.peak_allocated_bytes or 0)}{context}")
     return "; ".join(remarks)

@@ -109,10 +109,12 @@ function Running({ tuning, probes }) {
 
 /** The largest size that fits and the smallest that does not. */
 function bracketInWords(probes) {
-  const sizes = (...outcomes) => probes.filter(({ outcome }) => outcomes.includes(outcome)).map((probe) => probe.micro_batch_size);
-  const fits = Math.max(0, ...sizes("FIT"));
-  const fails = Math.min(...sizes("OOM", "INVALID_SIZE"));
-  return `Proven so far: ${fits > 0 ? `${count(fits)} fits` : "no size fits yet"}, ${fails < Infinity ? `${count(fails)} does not` : "none has run out of memory"}.`;
+  const sizes = (shown, ...outcomes) => shown.filter(({ outcome }) => outcomes.includes(outcome)).map((probe) => probe.micro_batch_size);
+  const fits = Math.max(0, ...sizes(probes, "FIT"));
+  // A plan that fails after its micro-batches of the size does not refute the size.
+  const ofSize = probes.filter(({ micro_batch_sizes: all, micro_batch_size: size, failed_micro_batch: failed }) => all.slice(0, failed ?? all.length).every((each) => each === size));
+  const fails = Math.min(...sizes(ofSize, "OOM", "INVALID_SIZE"));
+  return `So far: ${fits > 0 ? `${count(fits)} fits` : "no size fits yet"}, ${fails < Infinity ? `${count(fails)} does not` : "none has run out of memory"}.`;
 }
 
 /** The cause of a failure, other tunings with that cause, and what to try. */

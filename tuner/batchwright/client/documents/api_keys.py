@@ -43,7 +43,7 @@ class ApiKey(Document):
     created_at: datetime
     """Time of creation (UTC)."""
     expires_at: datetime | None = None
-    """Time from which the key is refused. Default: never."""
+    """Time from which the key is refused. None if it never expires."""
     revoked_at: datetime | None = None
     """Time of revocation."""
     last_used_at: datetime | None = None

@@ -28,7 +28,7 @@ class FleetWaiting(Document):
     device: str
     """The device that it needs."""
     hardware: str | None = None
-    """The hardware that it needs. Default: any with that device."""
+    """The hardware that it needs. None for any with that device."""
     reason: str
     """Reason why it waits, in the engine's words where the engine has the job."""
 

@@ -88,7 +88,7 @@ class Webhook(Document):
     events: tuple[WebhookEvent, ...]
     """Events that are sent; all of tunings and jobs when empty."""
     project: str | None
-    """Project whose work is reported. Default: all work."""
+    """Project whose work is reported. None for all work."""
     created_at: datetime
     """Time of registration (UTC)."""
     previous_secret_until: datetime | None = None
