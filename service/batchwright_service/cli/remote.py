@@ -85,9 +85,20 @@ def calling(url: str | None) -> Iterator[Client]:
 
 @contextmanager
 def watching(command: str, work_id: str) -> Iterator[None]:
-    """Let Ctrl-C end the watching of work, and say that the work goes on."""
+    """Let Ctrl-C or a lost connection end the watching of work, and say that the work goes on.
+
+    Raises:
+        EndedBySignalError, CommandError: with the command that watches the work again.
+    """
+    from batchwright.client import ConnectionFailedError  # noqa: PLC0415 - `--help` needs no httpx
+
     try:
         yield
+    except ConnectionFailedError:
+        message = (
+            f"The connection was lost. {work_id} goes on with the service: `batchwright {command} watch {work_id}`"
+        )
+        raise CommandError(message, ExitCode.DEVICE) from None
     except KeyboardInterrupt:
         message = f"Interrupted. {work_id} goes on: `batchwright {command} watch {work_id}`, or `cancel {work_id}`"
         raise EndedBySignalError(message, ExitCode.INTERRUPTED) from None

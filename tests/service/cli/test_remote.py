@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from batchwright.cli.errors import CommandError
+from batchwright.client import ConnectionFailedError
 from batchwright.schemas.recommendation import Recommendation
+from batchwright_service.cli.remote import watching
 from tests.support.command import called
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.service.running import Running, StartService
@@ -98,6 +101,12 @@ def test_interrupting_the_watch_leaves_the_tuning(start_service: StartService, s
     assert "running" in shown.stdout
     assert at(service, "tunings", "cancel", tuning_id).returncode == 0
     assert at(service, "tunings", "watch", tuning_id).returncode == 4
+
+
+def test_a_lost_connection_names_the_command_that_watches_again() -> None:
+    """The work goes on with the service, and its id is not lost with the connection."""
+    with pytest.raises(CommandError, match="`batchwright jobs watch job_1`"), watching("jobs", "job_1"):
+        raise ConnectionFailedError("the service cannot be reached")
 
 
 @pytest.mark.parametrize(
