@@ -113,7 +113,7 @@ def test_a_claim_behind_those_of_many_others_is_repeated_at_once(
         engine = open_engine(store.engine.url.render_as_string(hide_password=False))
         holding.callback(engine.dispose)
         for _ in range(claim_admission.TICKETS):
-            holding.enter_context(claim_admission.admitted(engine, read_transaction, 0.0))
+            holding.enter_context(claim_admission.admitted(engine, read_transaction, 10.0))  # the worker may hold one
         work_id = queue_tuning(store)
         until(store, WAITING, 0)
         threading.Event().wait(1.0)  # several times as long as a claim has patience
