@@ -231,12 +231,12 @@ def test_a_probe_runs_whole_micro_batches_or_those_of_its_plan(
 
 
 def test_a_probe_that_brackets_makes_one_update(supervisor: ProbeSupervisor) -> None:
-    """Its peak is that of two, within a twentieth; nothing is timed."""
-    request = probe(gpt_spec(), size=64, window=200)
+    """Its peak is that of two, within a twentieth or what equal probes differ by; nothing is timed."""
+    request = probe(gpt_spec(), size=256, window=800)
     two, one = (supervisor.run(request.model_copy(update={"brackets": brackets})) for brackets in (False, True))
     assert (one.outcome, one.phase, one.timing) == (Outcome.FIT, Phase.DONE, None)
     assert (one.brackets, two.brackets) == (True, False)
-    assert one.process_peak_bytes == pytest.approx(two.process_peak_bytes, rel=0.05)
+    assert one.process_peak_bytes == pytest.approx(two.process_peak_bytes, rel=0.05, abs=2 * MIB)
     assert (one.message, one.seconds.measure) == ("one optimizer update ran within the limit", 0.0)
 
 
