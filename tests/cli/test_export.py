@@ -45,7 +45,7 @@ def test_variables_that_no_file_sets_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     """The allocator's settings are part of what was measured; a launcher's script sets them itself."""
-    path = tmp_path / "recommendation.json"
+    path = tmp_path / "found.json"
     path.write_text(recommendation(environment={"MALLOC_ARENA_MAX": "1 2"}).model_dump_json())
     printed = {}
     for name in ("hugging-face", "torchrun"):
@@ -54,6 +54,7 @@ def test_variables_that_no_file_sets_are_listed(
 
     assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in printed["hugging-face"]
     assert "MALLOC_ARENA_MAX" not in printed["torchrun"]
+    assert f"batchwright verify {path} --format hugging-face -- COMMAND" in " ".join(printed["hugging-face"].split())
 
 
 def test_a_device_cannot_write_to_the_terminal(

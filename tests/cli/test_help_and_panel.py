@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+import tempfile
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from batchwright.cli.commands.tune import _next_steps
-from batchwright.cli.display import recommendation_panel
 from batchwright.cli.main import app
+from batchwright.schemas.base import load_document
+from batchwright.schemas.recommendation import Recommendation
 from tests.support.factories import recommendation
 
 
@@ -50,26 +51,28 @@ def test_options_of_tune_are_in_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "output", "expected"),
+    ("spec", "output", "train", "export"),
     [
-        (
-            "spec.yaml",
-            "found.json",
-            "batchwright train spec.yaml --recommendation found.json\nbatchwright export found.json",
-        ),
-        (None, "found.json", "batchwright train found.json\nbatchwright export found.json --format slurm"),
-        (
-            "my spec.yaml",
-            "my found.json",
-            "batchwright train 'my spec.yaml' --recommendation 'my found.json'\nbatchwright export 'my found.json'",
-        ),
-        ("spec.yaml", None, "keep the recommendation with `-o FILE`"),
+        ("spec.yaml", "found.json", "spec.yaml --recommendation found.json", "found.json --format pytorch"),
+        (None, "found.json", "found.json", "found.json --format slurm"),
+        ("my spec.yaml", "my found.json", "'my spec.yaml' --recommendation 'my found.json'", "'my found.json' --"),
     ],
 )
-def test_the_panel_ends_with_what_to_do_next(spec: str | None, output: str | None, expected: str) -> None:
-    """Commands with the files that the user typed."""
-    steps = _next_steps(Path(spec) if spec else None, Path(output) if output else None)
-    assert steps.startswith(expected)
-    shown = StringIO()
-    Console(file=shown, width=200).print(recommendation_panel(recommendation(), steps))
-    assert shown.getvalue().splitlines()[-2].strip("│ ").endswith(steps.splitlines()[-1])
+def test_what_to_do_next_are_commands_to_copy(spec: str | None, output: str, train: str, export: str) -> None:
+    """One line each, with the files that the user typed; nothing in it breaks a shell's line."""
+    lines = _next_steps(recommendation(), Path(spec) if spec else None, Path(output)).splitlines()
+    assert lines[0] == f"Next: batchwright train {train}"
+    assert lines[1].strip().startswith(f"batchwright export {export}")
+    assert shlex.split(lines[1], comments=True)[-1] in ("pytorch", "slurm")
+
+
+def test_a_recommendation_that_no_option_writes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a temporary file that the next commands name; if it cannot be written, they ask for `-o`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = recommendation()
+    train, _ = _next_steps(found, None, None).splitlines()
+    (kept,) = tmp_path.glob("*/*")
+    assert shlex.split(train, comments=True)[-1] == str(kept)
+    assert load_document(Recommendation, kept, "recommendation") == found
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert _next_steps(found, None, None).startswith("Next: tune again with `-o FILE`")

@@ -86,6 +86,13 @@ def test_options_after_the_separator_are_the_commands_own(tmp_path: Path) -> Non
     assert "cannot be started" in done.stderr
 
 
+@pytest.mark.parametrize("steps", [(), ("{gradient_accumulation_steps}",)], ids=["one", "several"])
+def test_a_command_that_takes_no_accumulation_is_told_so_before_its_first_probe(steps: tuple[str, ...]) -> None:
+    """Not by the recommendation, after all probes."""
+    done = called(*BATCH, *SIZES, *steps, columns=400)
+    assert done.stderr.startswith("Note: the command has no placeholder") is not bool(steps)
+
+
 def test_the_usage_names_the_command() -> None:
     """And says how to separate it."""
     assert "[-- COMMAND...]" in called("tune", "--help").stdout

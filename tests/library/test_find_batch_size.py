@@ -355,7 +355,7 @@ WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: batchwright.plan(8, None), "micro_batch_size"),  # type: ignore[arg-type] # as above
     (lambda: batchwright.plan(8, 2, True), "world_size"),
     (lambda: batchwright.tune(None, 4), "spec"),  # type: ignore[arg-type] # as above
-    (lambda: batchwright.tune("spec.yaml", 4), "spec"),  # type: ignore[arg-type] # as above
+    (lambda: batchwright.tune("no-such.yaml", 4), "no-such.yaml"),
     (lambda: batchwright.tune({}, 4), "spec.model"),
     (lambda: batchwright.tune(SPEC, 0), "effective_batch_size"),
     (lambda: batchwright.tune(SPEC, 4, memory_limit=object()), "memory_limit"),  # type: ignore[arg-type] # as above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,16 @@ def test_a_spec_is_tuned_within_bytes_for_an_objective(capfd: pytest.CaptureFixt
         (SPEC, {"objective": "cheapest"}, SpecError, "objective"),
         (SPEC, {"device": "cuda:99"}, DeviceError, "no device cuda:99"),
         (mlp_spec(parallelism={"world_size": 4}), {}, PlanError, "2 of 4 ranks without a sample"),
+        ("none.yaml", {}, SpecError, "none.yaml: cannot be read: No such file or directory"),
     ],
-    ids=["argument", "device", "plan"],
+    ids=["argument", "device", "plan", "file"],
 )
 def test_wrong_arguments_of_a_tuning_end_it_before_any_probe(
-    spec: WorkloadSpec, options: dict[str, Any], kind: type[Exception], words: str, capfd: pytest.CaptureFixture[str]
+    spec: WorkloadSpec | str,
+    options: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Which would be shown."""
     with pytest.raises(kind, match=words):
@@ -106,9 +112,11 @@ def test_a_full_disk_ends_a_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             tune(SPEC, 4, device="cpu", progress=False)
 
 
-def test_gpus_that_are_not_at_hand_are_estimated() -> None:
-    """By name and by memory size, with the plan and the size that was asked for."""
-    found = estimate(MAPPING, ["A100-40GB", "16GiB"], effective_batch_size=64, micro_batch_size=8)
+def test_gpus_that_are_not_at_hand_are_estimated(tmp_path: Path) -> None:
+    """By name and by memory size, with the plan and the size that was asked for; the spec is read from its file."""
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(MAPPING))
+    found = estimate(path, ["A100-40GB", "16GiB"], effective_batch_size=64, micro_batch_size=8)
 
     assert found.engine == "trace"
     assert [gpu.gpu for gpu in found.gpus] == ["A100-40GB", "16GiB"]

@@ -160,10 +160,9 @@ def rows_of(table: RenderableType) -> object:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def recommendation_panel(found: Recommendation, next_steps: str = "") -> Panel:
-    """Build the panel of a recommendation, which ends with what to do next."""
-    facts = facts_of(found) + ([("next", next_steps)] if next_steps and found.feasible else [])
-    return panel_of(facts, _title(found), "green" if found.feasible else "red")
+def recommendation_panel(found: Recommendation) -> Panel:
+    """Build the panel of a recommendation."""
+    return panel_of(facts_of(found), _title(found), "green" if found.feasible else "red")
 
 
 def _title(found: Recommendation) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
-from typing import Any, get_args
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
 
 from batchwright.cli.display import ProbeBoard, progress_console
 from batchwright.errors import FieldProblem, SpecError
@@ -14,16 +16,19 @@ from batchwright.library.notebook_board import NotebookBoard
 from batchwright.library.recommendation import Recommendation
 from batchwright.planning.accumulation import balanced_plan
 from batchwright.schemas.base import parse_document
-from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.command import CommandSpec, load_any_spec
 from batchwright.schemas.estimates import Engine, Estimate, EstimateRequest
 from batchwright.schemas.plans import Plan
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.workloads.pretrained.folder_config import with_pretrained_config
 
+SpecOrFile: TypeAlias = WorkloadSpec | Mapping[str, Any] | str | PathLike[str]
+"""A workload, its description as data, or the path of its file."""
+
 
 def tune(
-    spec: WorkloadSpec | Mapping[str, Any],
+    spec: SpecOrFile,
     effective_batch_size: int,
     *,
     memory_limit: int | str | None = None,
@@ -33,7 +38,7 @@ def tune(
     """Find the largest micro-batch of a spec that fits by running real updates, and plan the effective batch around it.
 
     Args:
-        spec: the workload; a mapping as in a spec's file.
+        spec: the workload, the path of its file, or a mapping as in such a file.
         effective_batch_size: samples of one optimizer update, over all ranks.
         memory_limit: bytes, or a size such as ``"24GiB"``; when left out, the device's memory, of the CPU's one half.
         progress: whether to show the probes as they end, on standard error.
@@ -46,7 +51,7 @@ def tune(
         TuningFailedError: when a probe failed for a reason unrelated to the size, or the plan would divide a loss that
             couples samples.
     """
-    request = tuning_request(spec, effective_batch_size, memory_limit, fields)
+    request = tuning_request(_loaded(spec), effective_batch_size, memory_limit, fields)
     return run_request(request, progress=progress)
 
 
@@ -73,7 +78,7 @@ def plan(effective_batch_size: int, micro_batch_size: int, world_size: int = 1) 
 
 
 def estimate(
-    spec: WorkloadSpec | Mapping[str, Any],
+    spec: SpecOrFile,
     gpus: Sequence[str],
     *,
     engine: Engine = "trace",
@@ -82,7 +87,7 @@ def estimate(
     """Estimate the largest micro-batch on GPUs that are not at hand.
 
     Args:
-        spec: the workload; a mapping as in a spec's file.
+        spec: the workload, the path of its file, or a mapping as in such a file.
         gpus: names as ``batchwright gpus`` lists them, or a memory size such as ``"48GiB"`` for another card.
         engine: ``"trace"`` follows updates without computing them; ``"virtual"`` runs them on a virtual card of each
             GPU, with torch's CUDA build and a C++ compiler, and takes ``timeout_seconds`` for each run.
@@ -97,13 +102,17 @@ def estimate(
     if engine not in get_args(Engine):
         raise SpecError([FieldProblem("engine", f"must be one of {', '.join(get_args(Engine))}", repr(engine))])
     names = gpus if isinstance(gpus, str) or not isinstance(gpus, Iterable) else tuple(gpus)
-    parsed = parse_document(EstimateRequest, {"spec": spec, "gpus": names, **fields}, "arguments")
+    parsed = parse_document(EstimateRequest, {"spec": _loaded(spec), "gpus": names, **fields}, "arguments")
     request = parsed.model_copy(update={"spec": with_pretrained_config(parsed.spec)})
     if engine == "trace":
         return client.estimate(request)
     from batchwright.driving.virtual_estimate import estimate_on_virtual_cards  # noqa: PLC0415 - a trace needs no NVML
 
     return estimate_on_virtual_cards(request)
+
+
+def _loaded(spec: SpecOrFile) -> WorkloadSpec | CommandSpec | Mapping[str, Any]:
+    return load_any_spec(Path(spec)) if isinstance(spec, str | PathLike) else spec
 
 
 def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = True) -> Recommendation:
@@ -118,7 +127,7 @@ def run_request(request: TuningRequest, *, progress: bool, accumulates: bool = T
 
 
 def tuning_request(
-    spec: WorkloadSpec | Mapping[str, Any],
+    spec: WorkloadSpec | CommandSpec | Mapping[str, Any],
     effective_batch_size: int,
     memory_limit: int | str | None,
     fields: Mapping[str, Any],

@@ -74,7 +74,9 @@ def export(
 
     def make(of: ExportOptions) -> Export:
         found = load_document(Recommendation, recommendation, "recommendation")
-        return make_export(found, given.format_, version=given.target_version, options=of)
+        made = make_export(found, given.format_, version=given.target_version, options=of)
+        verification = made.verification.replace("recommendation.json", shlex.quote(str(recommendation)))
+        return made.model_copy(update={"verification": verification})
 
     print_export(given, make, as_document=json)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from batchwright.cli import options, trailing_command as trailing
 from batchwright.cli.arguments import (
@@ -18,7 +19,7 @@ from batchwright.cli.arguments import (
     target_of,
     tuning_request,
 )
-from batchwright.cli.display import recommendation_panel
+from batchwright.cli.display import progress_console, recommendation_panel
 from batchwright.cli.ending_signals import SignalsAsInterrupt
 from batchwright.cli.errors import EndedBySignalError, ExitCode
 from batchwright.cli.options import StopOptions
@@ -63,23 +64,42 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     model = trailing.command_model(context, spec, command)
     request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
+    if request.command is not None and not request.command.model.takes_accumulation:
+        progress_console().print(_NO_ACCUMULATION, markup=False, soft_wrap=True)
     with naming_options(memory_limit_bytes=tuning.memory_limit):
         found, code = tuned(request, stops, output, stored)
     found = found.model_copy(update=dict(names))
-    print_result(found, as_document=json, text=recommendation_panel(found, _next_steps(spec, output)))
+    print_result(found, as_document=json, text=recommendation_panel(found))
     if output is not None:
         write_output(output, found, as_document=json)
+    if found.feasible and not json:
+        Console(highlight=False).print(_next_steps(found, spec, output), markup=False, soft_wrap=True)
     raise typer.Exit(code)
 
 
-def _next_steps(spec: Path | None, output: Path | None) -> str:
-    """Name the commands that take the recommendation; without a file, the option that writes one."""
+_NO_ACCUMULATION = (
+    "Note: the command has no placeholder `{gradient_accumulation_steps}`. Unless it accumulates by itself, an update "
+    "is one micro-batch, and an effective batch that does not fit in one cannot be planned."
+)
+
+
+def _next_steps(found: Recommendation, spec: Path | None, output: Path | None) -> str:
+    """Name the commands that take the recommendation from the file of ``output``, or from a temporary one."""
+    kept = ""
     if output is None:
-        return "keep the recommendation with `-o FILE`; `train` and `export` take it"
+        try:
+            output = _temporary_file("found.json")
+            write_atomically(output, found.model_dump_json(indent=2))
+        except OSError:
+            return "Next: tune again with `-o FILE`, which `batchwright train` and `batchwright export` take"
+        kept = "  # a temporary file; `-o FILE` names another"
     file = shlex.quote(str(output))
     train = file if spec is None else f"{shlex.quote(str(spec))} --recommendation {file}"
     form = "slurm" if spec is None else "pytorch"  # a framework's would configure another program than the command
-    return f"batchwright train {train}\nbatchwright export {file} --format {form} (or another: `batchwright formats`)"
+    return (
+        f"Next: batchwright train {train}{kept}\n"
+        f"      batchwright export {file} --format {form}  # others: batchwright formats"
+    )
 
 
 def tuned(
@@ -118,7 +138,7 @@ def tuned(
 def _how_to_go_on(stopped: UnfinishedTuning, output: Path | None) -> str:
     """Keep the probes of a tuning that was stopped, and name the command that goes on from them."""
     try:
-        path = output or _temporary_file()
+        path = output or _temporary_file("unfinished.json")
         write_atomically(target_of(path), stopped.model_dump_json(indent=2))
     except OSError as error:
         if output is None:
@@ -132,5 +152,5 @@ def _how_to_go_on(stopped: UnfinishedTuning, output: Path | None) -> str:
     return f"Nothing is lost. Go on with: batchwright {shlex.join([*own, '--resume', str(path), *command])}"
 
 
-def _temporary_file() -> Path:
-    return Path(tempfile.mkdtemp(prefix="batchwright-"), "unfinished.json")
+def _temporary_file(name: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix="batchwright-"), name)
