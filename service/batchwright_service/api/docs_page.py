@@ -17,6 +17,7 @@ _PAGE = """\
 <link rel="stylesheet" href="docs/swagger-ui.css">
 </head>
 <body>
+<nav class="swagger-ui"><div class="wrapper"><a class="link" href="./">Overview of the service</a></div></nav>
 <main id="swagger-ui"></main>
 <noscript>This page needs JavaScript; the document itself is at <a href="openapi.json">openapi.json</a>.</noscript>
 <script src="docs/swagger-ui-bundle.js"></script>

@@ -84,7 +84,7 @@ class KeyAuthenticator:
             self._keys.touch(stored.key.id, _USE_RECORDED_EVERY_SECONDS)
         except StoreUnavailableError as error:
             _log.warning("the use of key %s is not recorded: %s", stored.key.id, error)
-        return Caller(stored.key.id, frozenset(stored.key.scopes))
+        return Caller(stored.key.id, frozenset(stored.key.scopes), key_name=stored.key.name)
 
     def _verify(self, key: str) -> Caller:
         began = self._clock()

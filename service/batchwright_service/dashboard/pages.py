@@ -34,6 +34,8 @@ class Visitor:
 
     key_id: str | None
     """The id of the signed-in API key; None on a service without keys."""
+    key_name: str | None
+    """The name of this key."""
     scopes: tuple[str, ...]
     """The scopes of the key."""
     admin: bool
@@ -56,6 +58,8 @@ class Pages:
         """Return the HTML of a page for the caller of a request."""
         state = scope.get("state", {})
         caller: Caller | None = state.get("caller")
-        visitor = caller and Visitor(caller.key_id, tuple(sorted(caller.scopes)), Scope.ADMIN in caller.scopes)
+        visitor = caller and Visitor(
+            caller.key_id, caller.key_name, tuple(sorted(caller.scopes)), Scope.ADMIN in caller.scopes
+        )
         shared = {"visitor": visitor, "csrf_token": state.get("csrf_token", "")}
         return self._environment.get_template(template).render({**shared, **context})

@@ -17,6 +17,8 @@ class Caller:
     """Scopes of the caller."""
     address: str | None = None
     """Address of the connection, where a route may change something; none for the command line."""
+    key_name: str | None = None
+    """Name of the API key, as pages show it."""
 
     def may(self, scope: Scope) -> bool:
         """Return whether the caller has the scope."""

@@ -72,7 +72,9 @@ def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -
         expect(fields).to_have_count(3)
         page.get_by_role("button", name="Submit the tuning").click()
         expect(page.locator(":focus")).to_have_attribute("aria-invalid", "true")
+        page.get_by_label("Device", exact=True).select_option("cpu")
         page.get_by_label("Model from the presets").select_option("GPT-2, 124 million")
+        expect(page.get_by_label("Device", exact=True)).to_have_value("cpu")
         expect(page.get_by_text("Describe the model: gpt2")).to_be_visible()
         expect(page.get_by_text("The largest sample: sequence length 1,024")).to_be_visible()
 

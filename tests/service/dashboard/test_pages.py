@@ -240,9 +240,8 @@ def test_waiting_work_shows_its_queue_position(start_service: StartService, visi
     expect(page.locator("#progress")).to_contain_text("Position 2 in its queue")
     service.http.post(f"{ahead[1]}/cancel")
     expect(page.locator("#progress")).to_contain_text("Position 1 in its queue")
-    if kind == "tunings":
-        page.get_by_role("button", name="Lower the priority").click()
-        expect(page.locator("#progress")).to_contain_text("Priority -10")
+    page.get_by_role("button", name="Lower the priority").click()
+    expect(page.locator("#progress")).to_contain_text("Priority -10")
     service.http.post(f"/v1/{kind}/{last}/cancel")
     expect(state(page)).to_have_text("Cancelled")
     expect(page.locator("#progress")).not_to_contain_text("queue")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from batchwright.planning.accumulation import probe_window
 from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, StartProcess, Step
 from batchwright.schemas.command import CommandSpec
+from batchwright.schemas.plans import format_sizes
 from batchwright.schemas.requests import ProbeRequest
 
 
@@ -32,6 +34,6 @@ def _activity_of_probe(probe: ProbeRequest) -> str:
             return f"running {ran} of the plan, in micro-batches of {size}"
         return f"{'timing updates' if probe.measures_time else f'running {ran}'} of the command at micro-batch {size}"
     if probe.runs_plan:
-        return f"running two updates of the plan, of at most {size} samples at a time"
+        return f"running two updates of the plan: {format_sizes(probe_window(probe))}"
     updates = "one update" if probe.brackets else "two updates"
     return f"{'timing updates' if probe.measures_time else f'running {updates}'} at micro-batch {size}"

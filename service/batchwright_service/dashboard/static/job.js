@@ -11,7 +11,7 @@ import { bytes, bytesExactly, count, number, plural, seconds } from "./format.js
 import { bestOf, makeHistory } from "./history.js";
 import { ENDED, poll } from "./live.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
-import { Card, failure, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
+import { Card, failure, runFacts, useWork, Waiting, WorkPage } from "./work.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -36,8 +36,8 @@ function JobPage() {
   const job = work.current && { ...work.current, progress: progress ?? work.current.progress };
   const own = job && (keyId() === (job.key_id ?? "") || may("admin"));
   const action = own && ENDED.has(job.state) && job.state !== "SUCCEEDED" && [commandOf(job.recommendation.request) ? "Start again" : "Resume", resume];
-  return html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="Its events, log, checkpoints and weights are deleted too." action=${action}>
-    ${job && sections(job, history)}
+  return html`<${WorkPage} work=${work} deletion="Its events, log, checkpoints and weights are deleted too." action=${action}>
+    ${job && sections(work, job, history)}
     ${job && (isElsewhere(work.current) ? html`<p id="elsewhere">The files of this job are on ${job.slot.replace(/\/[^/]*$/, "")}, which this server cannot read. Share one <code>BATCHWRIGHT_RUNS_DIR</code> between hosts to see its log here.</p>` : html`
       <${Log} key="log ${round}" path=${work.path} job=${job} />
       ${ofWorkload(job) && html`<${Checkpoints} path=${work.path} job=${job} />`}`)}
@@ -76,14 +76,13 @@ function totalOf(job) {
 
 // --- sections --------------------------------------------------------------------------------------------------
 
-function sections(job, history) {
+function sections(work, job, history) {
   const { progress, result } = job;
   const tuning = job.recommendation.evidence.tuning_id;
   return html`
     ${failures(job)}
     <section class="card answer" id="answer" aria-labelledby="answer-title">
-      <h2 id="answer-title">${headlineOf(job)}</h2>
-      <div id="progress">${progressBar(job)}</div>
+      ${job.state === "QUEUED" ? html`<div id="progress"><${Waiting} work=${work} /></div>` : html`<h2 id="answer-title">${headlineOf(job)}</h2><div id="progress">${progressBar(job)}</div>`}
       ${result && job.directory && html`<p>${ofWorkload(job) ? "Checkpoints and weights" : "Its files"} are in <code>${job.directory}</code> <${CopyButton} text=${job.directory} /></p>`}
       <p class="small links"><span>Recommendation: ${linkTo("recommendations", job.recommendation_id)}</span>${tuning && html`<span>Tuning: ${linkTo("tunings", tuning)}</span>`}</p>
     </section>
@@ -118,9 +117,6 @@ function failures({ problem, result, state }) {
 }
 
 function progressBar(job) {
-  if (job.state === "QUEUED") {
-    return html`<p>${positionInWords(job.queue)}</p>`;
-  }
   const made = job.progress?.update ?? 0;
   const total = totalOf(job);
   return total !== null && bar({ value: made, max: total, label: "Updates", text: `${count(made)} of ${count(total)} updates` });
@@ -129,9 +125,6 @@ function progressBar(job) {
 /** What the job has done: "Trained for 6 updates: loss 5.499". */
 function headlineOf(job) {
   const { progress, state } = job;
-  if (state === "QUEUED") {
-    return "Waiting";
-  }
   if (!progress) {
     return state === "RUNNING" ? "The first update is running…" : "Ended before its first update";
   }

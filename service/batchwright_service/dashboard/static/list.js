@@ -57,7 +57,7 @@ export function ApiList(list) {
     <div class="list-foot">
       <span class="muted" role="status">${pages.rows === null ? (pages.problem ? "" : "Loading…") : rows.length > 0 && `${plural(rows.length, noun, nouns)}${isWhole ? "" : " shown"}`}</span>
       ${pages.hasOlder && html`<${Button} act=${pages.load} onProblem=${pages.complain}>Load more<//>`}
-      ${list.files && html`<span class="small">All that match: ${Object.entries(FILES).map(([format, text]) => html`<a download="" href=${addressOf(path, { ...view.query, format })}>${text}</a> `)}</span>`}
+      ${list.files && rows.length > 0 && html`<span class="small">All that match: ${Object.entries(FILES).map(([format, text]) => html`<a download="" href=${addressOf(path, { ...view.query, format })}>${text}</a> `)}</span>`}
       ${rows.length > 0 && html`<${Chooser} columns=${list.columns} view=${view} />`}
     </div>`;
 }

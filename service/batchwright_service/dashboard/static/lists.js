@@ -254,8 +254,8 @@ const LISTS = {
 
 function jobCall() {
   const body = JSON.stringify({ recommendation_id: "rec_…", training: { updates: 100 } });
-  const key = keyId() === "" ? "" : ` -H "Authorization: Bearer $BATCHWRIGHT_API_KEY"`;
-  return `curl ${location.origin}/v1/jobs${key} -H 'Content-Type: application/json' \\\n  -d '${body}'`;
+  const key = keyId() === "" ? "" : ` \\\n  -H "Authorization: Bearer $BATCHWRIGHT_API_KEY"`;
+  return `curl ${location.origin}/v1/jobs${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '${body}'`;
 }
 
 function actionWords(action) {

@@ -42,6 +42,10 @@ function Form({ document, devices, commands, tuning }) {
   const isCommand = form.name === "CommandSubmission";
   const schemaOf = ({ spec }) => (commands.length > 0 && spec?.model?.kind === "command" ? "CommandSubmission" : "TuningSubmission");
   const fill = (value) => form.write(value, schemaOf(value));
+  const fillModel = (value) => { // the card stays: a preset answers only the questions before it
+    const { device, hardware } = form.read().value;
+    fill({ ...(device && { device }), ...(hardware && { hardware }), ...value });
+  };
   const page = { form, fill, schemaOf, ...useChecks(form) };
   useExample(document.examples, fill);
   useRepeated(tuning, page);
@@ -60,9 +64,9 @@ function Form({ document, devices, commands, tuning }) {
       <div class="stack">
         <section class="card" aria-labelledby="model-title"><h2 id="model-title">1. Which model?</h2>
         ${commands.length > 0 && html`<${Kinds} form=${form} />`}
-        <${Presets} presets=${document.presets} fill=${fill} />
+        <${Presets} presets=${document.presets} fill=${fillModel} />
         <div class="form-buttons" role="group" aria-label="Examples"><span class="label">Or an example</span>${Object.entries(document.examples).map(([name, { value }]) => html`<button type="button" class="button button-small" onClick=${() => {
-          fill(value);
+          fillModel(value);
           announce(`Filled with: ${name}`);
         }}>${name}</button>`)}</div>
         <${Paste} page=${page} />

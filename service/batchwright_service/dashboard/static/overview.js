@@ -108,8 +108,8 @@ function trends(points, period) {
   return [
     ["tunings", plural(sum("tunings"), "tuning"), (value) => count(value)],
     ["failures", plural(sum("failures"), "failure"), (value) => count(value)],
-    ["speedup", latest === null ? "no speedup known" : `${number(latest, 3)}× median speedup, latest`, (value) => `${number(value, 3)}×`],
-  ].map(([name, text, valueText]) => {
+    latest !== null && ["speedup", `${number(latest, 3)}× median speedup, latest`, (value) => `${number(value, 3)}×`],
+  ].filter(Boolean).map(([name, text, valueText]) => {
     const most = Math.max(...points.map((point) => point[name] ?? 0));
     const width = 100 / points.length;
     const bars = points.map((point, at) => point[name] > 0 && html`<rect key=${at} x=${at * width} width=${0.8 * width} y=${30 - (28 * point[name]) / most} height=${(28 * point[name]) / most}><title>${timeText(point.start)}: ${valueText(point[name])}</title></rect>`);
@@ -120,7 +120,7 @@ function trends(points, period) {
 
 /** A median speedup, with a sign of estimates among its figures. */
 function speedupWords({ speedup, speedups, measured }) {
-  return speedup === null ? "not known" : `${measured < speedups ? "~" : ""}${number(speedup, 3)}×`;
+  return speedup === null ? "–" : `${measured < speedups ? "~" : ""}${number(speedup, 3)}×`;
 }
 
 /** A difference of two shares of the memory limit, in percentage points. */
@@ -133,7 +133,7 @@ function gainNote({ recommendations, speedups, measured, memory_gain: memory }) 
     return "no recommendation with a baseline";
   }
   const all = plural(recommendations, "recommendation");
-  const source = speedups === 0 ? `${all} without times` : `median of ${all}, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
+  const source = speedups === 0 ? `${all}, none of them timed` : `median of ${all}, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
   return `${source}; memory use ${points(memory)}`;
 }
 

@@ -6,7 +6,6 @@ import { Chart } from "./chart.js";
 import { badge, codeBlock, definitions, elapsed, emptyState, linkTo, nameFacts, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
 import { heldBytes, peakWords, rawText, withDetails } from "./device_words.js";
-import { Moves } from "./devices.js";
 import { byId } from "./dom.js";
 import { bytes, bytesExactly, count, number, percent, plural, seconds } from "./format.js";
 import { useRead } from "./hooks.js";
@@ -14,7 +13,7 @@ import { ENDED } from "./live.js";
 import { memoryFigure, memoryInWords, modelOf, sizeWords, speedFigure } from "./memory_chart.js";
 import { html, render, useState } from "./preact-htm.js";
 import { asCommand, asCurl, raisedLimit, submissionAgain } from "./reproduce.js";
-import { Card, failure, isOwn, positionInWords, runFacts, useWork, WorkPage } from "./work.js";
+import { Card, failure, runFacts, useWork, Waiting, WorkPage } from "./work.js";
 
 function TuningPage() {
   const [probes, setProbes] = useState([]);
@@ -34,7 +33,7 @@ function TuningPage() {
   });
   const tuning = work.current;
   const again = tuning && ENDED.has(tuning.state) && tuning.state !== "CANCELLED" && html`<a class="button" href=${repeatAddress(tuning)}>Repeat</a>`;
-  return html`<${WorkPage} work=${work} writeScope="tunings:write" deletion="Its probes and events are deleted too. Its recommendation stays." action=${again}>
+  return html`<${WorkPage} work=${work} deletion="Its probes and events are deleted too. Its recommendation stays." action=${again}>
     ${tuning && sections(work, probes)}
   <//>`;
 }
@@ -70,15 +69,6 @@ function sections(work, own) {
 function Source({ evidence: { tuning_id: id, probes } }) {
   const found = useRead(id && `/v1/tunings?limit=1&q=${id}`)?.items[0];
   return html`<span id="source">Answered from ${id ? html`tuning ${linkTo("tunings", id, found?.name)}` : "a stored recommendation"}${found && html` of ${time(found.ended_at, { relative: false })}`}: ${plural(probes.length, "probe")}.</span>`;
-}
-
-/** When a tuning starts, and what may be done until then. */
-function Waiting({ work, tuning }) {
-  const { queue, priority } = tuning;
-  const moved = (found) => work.change((before) => ({ ...before, priority: found.priority }));
-  return html`<h2>${positionInWords(queue)}</h2>
-    <p>${queue?.unserved ? "It starts once a worker can take it. Otherwise cancel it, and choose another card." : "It starts by itself when its device is free."} <a href="/">The whole queue</a></p>
-    <div class="page-actions"><span>Priority ${priority}</span>${may("tunings:write") && isOwn(tuning) && html`<${Moves} row=${{ ...tuning, kind: "tuning" }} done=${moved} onProblem=${work.complain} texts=${["Raise", "Lower"]} />`}</div>`;
 }
 
 function Stopping() {

@@ -113,7 +113,7 @@ const DELIVERIES = {
   noun: "message",
   ended: ({ state }) => state !== "pending",
   refreshSeconds: REFRESH_SECONDS,
-  filters: [{ name: "state", label: "State", options: Object.entries(STATE_WORDS) }],
+  filters: [{ name: "state", label: "State", quick: true, options: Object.entries(STATE_WORDS) }],
   columns: [
     { title: "Message", class: "nowrap", cell: (row) => html`<code title=${row.id}>${shortId(row.id)}</code>` },
     { title: "State", class: "nowrap", cell: ({ state }) => mark(...STATES[state], STATE_WORDS[state]) },

@@ -4,13 +4,13 @@
  *   const work = useWork("job", {after: () => 0, onEvent: (event) => ...})
  *   work.current                     the document, or null before it is read
  *   work.change(document)            shows another; work.followAgain() follows its events from the first
- *   html`<${WorkPage} work=${work} writeScope="jobs:run" deletion="..." action=${["Resume", resume]}>sections<//>`   or a node as the action
+ *   html`<${WorkPage} work=${work} deletion="..." action=${["Resume", resume]}>sections<//>`   or a node as the action
  */
 
 import { del, get, keyId, may, post } from "./api.js";
 import { alertBox, Button, confirmDialog, problemAlert, scopeAlert, stateBadge, time, took } from "./components.js";
 import { shortened, withDetails } from "./device_words.js";
-import { deviceLink } from "./devices.js";
+import { deviceLink, Moves } from "./devices.js";
 import { announce, byId } from "./dom.js";
 import { count, plural, seconds, sentences, words } from "./format.js";
 import { ENDED, eventually, follow, poll } from "./live.js";
@@ -61,7 +61,7 @@ export function useWork(kind, { read = get, after, onEvent }) {
     change((before) => ({ ...before, queue, activity }));
   }, QUEUE_SECONDS).stop : undefined, [isPolled]);
   useAnnouncement(kind, current?.state);
-  return { kind, path, current, failed, change, complain, followAgain: () => setRound((before) => before + 1) };
+  return { kind, path, writeScope: kind === "job" ? "jobs:run" : "tunings:write", current, failed, change, complain, followAgain: () => setRound((before) => before + 1) };
 }
 
 /** Announces the end of work that was not yet at its end. */
@@ -76,8 +76,8 @@ function useAnnouncement(kind, state) {
 }
 
 /** The page: its head with the state and the actions, the problem, and the sections of the kind. */
-export function WorkPage({ work, writeScope, deletion, action, children }) {
-  const { kind, current, failed } = work;
+export function WorkPage({ work, deletion, action, children }) {
+  const { kind, writeScope, current, failed } = work;
   const id = byId("page").dataset.id;
   const title = current === null ? id : headline(current, current.model);
   useEffect(() => {
@@ -133,8 +133,17 @@ export function Card({ name, title, aside, children }) {
   </section>`;
 }
 
+/** When queued work starts, and what may be done until then. */
+export function Waiting({ work }) {
+  const { queue, priority } = work.current;
+  const moved = (found) => work.change((before) => ({ ...before, priority: found.priority }));
+  return html`<h2 id="answer-title">${positionInWords(queue)}</h2>
+    <p>${queue?.unserved ? "It starts once a worker can take it. Otherwise cancel it, and choose another card." : "It starts by itself when its device is free."} <a href="/">The whole queue</a></p>
+    <div class="page-actions"><span>Priority ${priority}</span>${may(work.writeScope) && isOwn(work.current) && html`<${Moves} row=${{ ...work.current, kind: work.kind }} done=${moved} onProblem=${work.complain} texts=${["Raise", "Lower"]} />`}</div>`;
+}
+
 /** A position in the queue in words, with the expected wait where one is known. */
-export function positionInWords(queue) {
+function positionInWords(queue) {
   if (queue === null) {
     return "Waiting for its device.";
   }
