@@ -39,5 +39,6 @@ if __name__ == "__main__":
     # As the service runs its own: see service/batchwright_service/entrypoints/serve.py.
     config = uvicorn.Config(application, log_level="warning", log_config=None, server_header=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print(f"listens on http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
         uvicorn.Server(config).run(sockets=[listener])

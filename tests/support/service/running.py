@@ -56,6 +56,7 @@ StartService = Callable[..., Running]
 def listening(app: FastAPI) -> Iterator[str]:
     """Serve an application from a thread, on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `serve`: else a response may take 40 ms
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -57,7 +57,7 @@ function sections(work, own) {
     <//>
     ${warnings(found)}`}
     <${Evidence} probes=${probes.map((probe) => probe.result)} tuning=${tuning} />
-    ${(probes.length > 0 || tuning.state === "RUNNING") && html`<${Card} name="probes" title="Probes" aside=${html`<span class="muted small">each probe runs full optimizer updates in its own process</span>`}><div id="probes">
+    ${(probes.length > 0 || tuning.state === "RUNNING") && html`<${Card} name="probes" title="Probes" aside=${html`<span class="muted small">each probe runs full optimizer updates in its own process</span>`}><div id="probes" class="list-body">
       ${probes.length > 0 ? html`<${Table} caption="Probes" columns=${PROBES} rows=${probes} keyOf=${(row) => row.ordinal} />` : emptyState({ title: "No probe has ended yet", text: "Each probe appears here when it ends." })}
     </div><//>`}
     ${found && alternatives(found)}
@@ -176,7 +176,7 @@ const PROBES = [
   ofResult("Limit", "number", (probe) => exact(probe.limit_bytes), (probe) => probe.limit_bytes),
   ofResult("Duration", "number", (probe) => seconds(probe.seconds.total), (probe) => probe.seconds.total),
   ofResult("Update", "number", (probe) => seconds(probe.timing?.update_seconds), (probe) => probe.timing?.update_seconds),
-  ofResult("Message", "message", (probe) => [withDetails(probe.message, probe.details), probe.traceback && rawText("Traceback", probe.traceback)]),
+  ofResult("Message", "message wide", (probe) => [withDetails(probe.message, probe.details), probe.traceback && rawText("Traceback", probe.traceback)]),
 ];
 
 function ofResult(title, style, cell, value) {
