@@ -76,6 +76,9 @@ _ALIKE = (
     *("ends-early", "ends-at-once", "raises"),
 )
 """Ways whose cases differ in nothing else."""
+_NO_ACCUMULATION = tuple(
+    "1" if word == "{gradient_accumulation_steps}" else word for word in misbehaving("steps-by-hand").argv
+)
 CASES: dict[str, Case] = {
     **{way: Case(misbehaving(way)) for way in _ALIKE},
     "swallows-oom": Case(misbehaving("swallows-oom"), LARGE, TIGHT),
@@ -85,6 +88,7 @@ CASES: dict[str, Case] = {
     ),
     "oom-of-another-interpreter": Case(misbehaving("executes-another-interpreter"), LARGE, TIGHT),
     "oom-behind-a-shell": Case(misbehaving("starts-a-shell"), LARGE, TIGHT),
+    "has-no-optimizer": Case(replace(misbehaving("steps-by-hand"), argv=_NO_ACCUMULATION)),
     "two-ranks": Case(next(program for program in PLAIN if program.name == "DDP")),
     "isolated": Case(misbehaving("ends-early", isolated=True)),
     "no-python": Case(Program("other", ("/bin/echo", "{micro_batch_size}"))),

@@ -197,6 +197,14 @@ def test_passes_without_a_step_are_an_error_of_their_own(way: str, end: End) -> 
     assert "torch.optim.Optimizer" in result.message
 
 
+def test_a_program_without_an_optimizer_is_told_so_whatever_it_accumulates(end: End) -> None:
+    """One that takes no accumulation may have any of its own, but this one can never make a step that is counted."""
+    result = end("has-no-optimizer")
+
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, "never-steps")
+    assert "and the command has none" in result.message
+
+
 def test_steps_without_a_backward_pass_are_an_error_of_their_own(end: End) -> None:
     """Steps without a backward pass train nothing."""
     result = end("steps-without-backward")

@@ -198,7 +198,9 @@ class CommandProbe:
             return EndReason.NO_BACKWARD
         if is_over:
             return None
-        if self._spec.model.takes_accumulation and reports.waiting_passes >= self._most_passes:
+        # One that takes no accumulation may have any of its own.
+        may_step = reports.has_optimizer and not self._spec.model.takes_accumulation
+        if reports.waiting_passes >= self._most_passes and not may_step:
             return EndReason.NEVER_STEPS
         if forward_at is None:
             return EndReason.LOADING_TIMED_OUT if now - began > self._spec.model.loading_timeout_seconds else None

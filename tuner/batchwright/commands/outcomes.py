@@ -160,13 +160,15 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
         case EndReason.FINISHED:
             return _finished(ended, counted)
         case EndReason.NEVER_STEPS:
-            message = (
-                f"{reports.waiting_passes} backward passes were counted without a step of a "
-                f"torch.optim.Optimizer, but an update has {ended.figures.accumulation_steps}: the command "
-                "ignores its accumulation, or its optimizer is not a torch.optim.Optimizer, whose steps "
-                "alone are counted"
+            why = (
+                f"but an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or its "
+                "optimizer is not a torch.optim.Optimizer, whose steps alone are counted"
+                if reports.has_optimizer
+                else "and the command has none, although only its steps are counted: torch.optim.SGD is plain gradient "
+                "descent"
             )
-            return Outcome.ERROR, "never-steps", message, None
+            passes = f"{reports.waiting_passes} backward passes were counted"
+            return Outcome.ERROR, "never-steps", f"{passes} without a step of a torch.optim.Optimizer, {why}", None
         case EndReason.NO_BACKWARD:
             message = f"{ended.updates} optimizer steps were counted without a backward pass: no training was seen"
             return Outcome.ERROR, "no-backward", message, None

@@ -25,6 +25,7 @@ class ReportedProcess:
         torch_at: when torch was imported, on the monotonic clock.
         forward_at: when its first forward pass began.
         waiting_passes: backward passes since its last step.
+        has_optimizer: whether it had an optimizer at the last of these.
         idle_steps: steps of an optimizer without a backward pass.
         updates: its updates, in order.
         done: its report after the wanted updates, and after the micro-batch without the limit.
@@ -40,6 +41,7 @@ class ReportedProcess:
     torch_at: float | None = None
     forward_at: float | None = None
     waiting_passes: int = 0
+    has_optimizer: bool = True
     idle_steps: int = 0
     updates: list[Event] = field(default_factory=list)
     done: Event | None = None
@@ -58,6 +60,7 @@ class ReportedProcess:
                 self.forward_at = self.forward_at or event["at"]
             case "backward":
                 self.waiting_passes = event["waiting"]
+                self.has_optimizer = event.get("optimizers", 1) > 0
             case "idle-step":
                 self.idle_steps += 1
             case "update":
@@ -176,3 +179,9 @@ class Reports:
     def waiting_passes(self) -> int:
         """The most backward passes that a process has made since its last step."""
         return max((process.waiting_passes for process in self.processes), default=0)
+
+    @property
+    def has_optimizer(self) -> bool:
+        """False if no process that waits for a step of an optimizer has one."""
+        waiting = [process for process in self.processes if process.waiting_passes]
+        return not waiting or any(process.has_optimizer for process in waiting)

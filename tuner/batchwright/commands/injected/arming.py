@@ -182,7 +182,7 @@ class ArmedProcess(Observer):
         # Ever more rarely.
         waiting = self._counter.waiting_passes
         if waiting & (waiting - 1) == 0 or waiting == self._settings["most_passes"]:
-            self._report("backward", waiting=waiting)
+            self._report("backward", waiting=waiting, optimizers=len(self._optimizers))
         if self._is_done:
             self._finish()
         elif self._settings["counts_plan"] and self._has_held_all():
