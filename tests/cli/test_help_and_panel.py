@@ -13,7 +13,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from batchwright.cli.commands.tune import _next_steps
+from batchwright.cli.display import table_of
 from batchwright.cli.main import app
+from batchwright.cli.output import print_rows
 from batchwright.schemas.base import load_document
 from batchwright.schemas.recommendation import Recommendation
 from tests.support.factories import recommendation
@@ -76,3 +78,11 @@ def test_a_recommendation_that_no_option_writes_is_kept(tmp_path: Path, monkeypa
     assert load_document(Recommendation, kept, "recommendation") == found
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     assert _next_steps(found, None, None).startswith("Next: tune again with `-o FILE`")
+
+
+def test_a_table_prints_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the markup of rich nor its names of emoji."""
+    table = table_of("name")
+    table.add_row(":smile: [red]")
+    print_rows([], table, json=False)
+    assert capsys.readouterr().out.split("\n")[1].strip() == ":smile: [red]"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from batchwright.errors import SpecError
 from batchwright.planning.fingerprint import request_fields
+from batchwright.schemas.base import parse_document
 from batchwright.schemas.requests import Named
 from tests.support.factories import recommendation
 
@@ -42,19 +44,27 @@ def test_other_labels_are_refused(labels: dict[str, str]) -> None:
         Named(labels=labels)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"name": ""}, {"name": " a"}, {"name": "a\nb"}, {"name": "x" * 121}, {"project": ""}, {"project": "a b"}]
-)
+UNREADABLE = ("", " a", "a\nb", "x" * 121, "a\x9b31m", "a\x85b", "a\u2028b", "\u202eab", "\u200b", "\u3000a")
+
+
+@pytest.mark.parametrize("fields", [{"project": ""}, {"project": "a b"}, *({"name": name} for name in UNREADABLE)])
 def test_unreadable_names_are_refused(fields: dict[str, str]) -> None:
-    """Names have no control characters and no space at their ends; a project is a label's value."""
+    """Names have no control characters, and nothing that cannot be seen at their ends; a project is a label's value."""
     with pytest.raises(ValidationError):
         Named.model_validate(fields)
 
 
 def test_a_name_is_any_other_text() -> None:
     """A single character, spaces within, and letters of any alphabet."""
-    for name in ("a", "llama-8b, seq 4096", "größtes Modell", "模型"):
+    for name in ("a", "llama-8b, seq 4096", "größtes Modell", "模型", "דגם\u200f 8b", "👩\u200d💻"):
         assert Named(name=name).name == name
+
+
+def test_a_refusal_of_a_key_is_one_line() -> None:
+    """Whatever the key consists of."""
+    with pytest.raises(SpecError) as caught:
+        parse_document(Named, {"labels": {"a\n\x1b[31m": "b"}}, "names")
+    assert [problem.field for problem in caught.value.problems] == ["labels.'a\\n\\x1b[31m'"]
 
 
 def test_no_fingerprint_depends_on_names() -> None:

@@ -29,9 +29,14 @@ _BAR_WIDTH = 40
 _STYLES = {Outcome.FIT: "green", Outcome.OOM: "red"}
 
 
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that prints texts as they are: no markup, and no emoji for `:name:`."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 def progress_console() -> Console:
     """The console for progress on standard error, so that standard output has only the result."""
-    return Console(stderr=True, highlight=False)
+    return plain_console(stderr=True)
 
 
 def probe_row(probe: ProbeResult) -> tuple[str | Text, ...]:

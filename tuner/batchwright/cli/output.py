@@ -8,10 +8,11 @@ from pathlib import Path
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from batchwright.cli.arguments import target_of, unwritable, wrong_argument
+from batchwright.cli.display import plain_console
 from batchwright.cli.errors import EndedBySignalError, ExitCode, as_json
 from batchwright.errors import SpecError
 from batchwright.schemas.base import Document
@@ -24,7 +25,7 @@ def print_result(document: BaseModel, *, as_document: bool, text: object) -> Non
     if as_document:
         sys.stdout.write(document.model_dump_json(indent=2) + "\n")
     else:
-        Console(highlight=False, markup=False).print(text)
+        plain_console().print(text)
 
 
 def print_rows(found: Sequence[Document], table: Table, *, json: bool) -> None:
@@ -32,7 +33,7 @@ def print_rows(found: Sequence[Document], table: Table, *, json: bool) -> None:
     if json:
         sys.stdout.writelines(row.model_dump_json() + "\n" for row in found)
     else:
-        Console(highlight=False, markup=False).print(table)
+        plain_console().print(table)
 
 
 def print_run(result: TrainingResult, *, as_document: bool, text: str, stopped: ExitCode) -> None:
@@ -60,11 +61,9 @@ def report(error: BaseException, *, as_document: bool, beside_result: bool = Fal
     if as_document:
         (sys.stderr if beside_result else sys.stdout).write(as_json(error) + "\n")
         return
-    from rich.markup import escape  # noqa: PLC0415 - only on the way out
-
-    kind = "" if isinstance(error, EndedBySignalError) else "[red]error[/]: "
+    kind = Text() if isinstance(error, EndedBySignalError) else Text.assemble(("error", "red"), ": ")
     message = str(error)
     if isinstance(error, SpecError) and error.document == "arguments" and len(error.problems) == 1:
         message = str(error.problems[0])
     text = "\n".join([message, *getattr(error, "__notes__", [])])
-    Console(stderr=True, highlight=False, soft_wrap=True).print(kind + escape(text))
+    plain_console(stderr=True).print(kind + Text(text), soft_wrap=True)

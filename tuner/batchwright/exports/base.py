@@ -11,16 +11,14 @@ from typing_extensions import override
 
 from batchwright.schemas.base import Document, PositiveInt
 from batchwright.schemas.estimates import Loop
-from batchwright.schemas.field_errors import described_pattern
 from batchwright.schemas.plans import Plan, PlanSummary
 from batchwright.schemas.recommendation import Advice, Recommendation
+from batchwright.schemas.requests import PRINTED
 from batchwright.schemas.workload import WorkloadSpec
 
 TargetKind = Literal["framework", "launcher"]
 """`framework`: trains the model and takes the batch sizes. `launcher`: starts the processes and takes the topology."""
 
-PRINTED = described_pattern(r"^[^\x00-\x1f\x7f]*$", "must not contain control characters")
-"""Pattern of texts on one line of a file."""
 Warnings = dict[str, str]
 """Warnings of an export: messages with their remedies, by their codes."""
 _Word = StringConstraints(min_length=1, max_length=1000, pattern=PRINTED)

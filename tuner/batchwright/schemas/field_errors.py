@@ -270,7 +270,7 @@ def located(item: ErrorDetails, data: object) -> str:
         is_tag = isinstance(data, dict) and part not in data and part in data.values()
         if is_tag or part in _NOT_IN_PATH:
             continue
-        path.append(str(part))
+        path.append(str(part) if str(part).isprintable() else repr(part))
         data = _part_of(data, part)
     if item["type"] in {"union_tag_invalid", "union_tag_not_found"} and _REWRITTEN not in item.get("ctx", {}):
         path.append(_discriminator(item))

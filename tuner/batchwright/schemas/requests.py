@@ -75,8 +75,13 @@ class HardwareRequest(Document):
 
 _PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _DOMAIN = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_PRINTABLE = described_pattern(
-    r"^[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?$",
+_UNPRINTED = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+"""Control characters of C0 and C1, separators of lines, and those that turn the direction of the text after a name."""
+_UNSEEN = _UNPRINTED + r"\x20\xa0\u200b-\u200f\u2060\u3000\ufeff"
+PRINTED = described_pattern(f"^[^{_UNPRINTED}]*$", "must not contain control characters")
+"""Pattern of texts on one line of a file or a terminal."""
+_NAME = described_pattern(
+    f"^[^{_UNSEEN}]([^{_UNPRINTED}]*[^{_UNSEEN}])?$",
     "must not contain control characters, nor begin or end with a space",
 )
 _LABEL_KEY = described_pattern(
@@ -88,18 +93,17 @@ _LABEL_VALUE = described_pattern(
     f"^({_PART})?$",
     "must be empty, or at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
 )
+_PROJECT = described_pattern(
+    f"^{_PART}$", "must have at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends"
+)
 _LONGEST_NAME = 120
 _LONGEST_KEY = 253 + 1 + 63
 _LONGEST_VALUE = 63
 _MOST_LABELS = 32
 
-Name = Annotated[
-    str, Field(min_length=1, max_length=_LONGEST_NAME, pattern=_PRINTABLE, examples=["llama-8b, seq 4096"])
-]
+Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME, pattern=_NAME, examples=["llama-8b, seq 4096"])]
 """A name that a person gave."""
-Project = Annotated[
-    str, Field(min_length=1, max_length=_LONGEST_VALUE, pattern=_LABEL_VALUE, examples=["language-models"])
-]
+Project = Annotated[str, Field(min_length=1, max_length=_LONGEST_VALUE, pattern=_PROJECT, examples=["language-models"])]
 """A project, with the bounds of a label's value."""
 Labels = Annotated[
     dict[

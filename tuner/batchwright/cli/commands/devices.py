@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
-
 from batchwright.cli import options
+from batchwright.cli.display import plain_console
 from batchwright.hardware.gpu_table import GPUS
 from batchwright.units import format_bytes
 
@@ -28,4 +27,4 @@ def gpus(*, json: options.Json = False) -> None:
     if json:
         sys.stdout.writelines(gpu.model_dump_json() + "\n" for gpu in GPUS)
     else:
-        Console(highlight=False, markup=False).print(gpu_table(GPUS))
+        plain_console().print(gpu_table(GPUS))

@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from batchwright.cli import options
 from batchwright.cli.arguments import check_folder, unwritable, wrong_argument
+from batchwright.cli.display import plain_console
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.exports.base import Export, ExportedFile, ExportFormat, ExportOptions
 from batchwright.exports.registry import TARGETS, export as make_export
@@ -92,7 +93,7 @@ def print_export(given: FormatOptions, make: Callable[[ExportOptions], Export], 
         return
     if given.output_dir is None:
         sys.stdout.write(made.files[0].content)
-    Console(stderr=True, highlight=False, markup=False).print(export_summary(made, written))
+    plain_console(stderr=True).print(export_summary(made, written), crop=False)
 
 
 def formats(*, json: options.Json = False) -> None:
@@ -101,7 +102,7 @@ def formats(*, json: options.Json = False) -> None:
     if json:
         sys.stdout.writelines(item.model_dump_json() + "\n" for item in listed)
     else:
-        Console(highlight=False, markup=False).print(format_table(listed))
+        plain_console().print(format_table(listed))
 
 
 def format_table(listed: list[ExportFormat]) -> Table:
@@ -131,7 +132,8 @@ def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableTy
     if not written and len(made.files) > 1:
         others = ", ".join(file.name for file in made.files[1:])
         lines.append(f"not printed: {others}; --output-dir writes all")
-    return Group(*(Text(one_line(line)) for line in lines))
+    # A line to copy is not wrapped.
+    return Group(*(Text(one_line(line), overflow="ignore", no_wrap=line == made.verification) for line in lines))
 
 
 def _options(**fields: object) -> ExportOptions:

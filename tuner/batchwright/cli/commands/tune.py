@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from batchwright.cli import options, trailing_command as trailing
 from batchwright.cli.arguments import (
@@ -19,7 +18,7 @@ from batchwright.cli.arguments import (
     target_of,
     tuning_request,
 )
-from batchwright.cli.display import progress_console, recommendation_panel
+from batchwright.cli.display import plain_console, progress_console, recommendation_panel
 from batchwright.cli.ending_signals import SignalsAsInterrupt
 from batchwright.cli.errors import EndedBySignalError, ExitCode
 from batchwright.cli.options import StopOptions
@@ -65,7 +64,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     request = tuning_request(spec if model is None else {"model": model}, tuning, uniform=uniform, what_if=what_if)
     stored = None if warm_start_from is None else load_document(Recommendation, warm_start_from, "warm start")
     if request.command is not None and not request.command.model.takes_accumulation:
-        progress_console().print(_NO_ACCUMULATION, markup=False, soft_wrap=True)
+        progress_console().print(_NO_ACCUMULATION, soft_wrap=True)
     with naming_options(memory_limit_bytes=tuning.memory_limit):
         found, code = tuned(request, stops, output, stored)
     found = found.model_copy(update=dict(names))
@@ -73,7 +72,7 @@ def tune(  # noqa: PLR0913 - a command's options are its arguments
     if output is not None:
         write_output(output, found, as_document=json)
     if found.feasible and not json:
-        Console(highlight=False).print(_next_steps(found, spec, output), markup=False, soft_wrap=True)
+        plain_console().print(_next_steps(found, spec, output), soft_wrap=True)
     raise typer.Exit(code)
 
 

@@ -68,7 +68,7 @@ def check_name(name: str) -> str:
         ValueError: when the name is empty, too long, or has characters that cannot be printed.
     """
     if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
-        raise ValueError(f"must have 1 to {_LONGEST_NAME} printable characters; it has {len(name)}")
+        raise ValueError(f"must have 1 to {_LONGEST_NAME} printable characters (got {name[:_LONGEST_NAME]!r})")
     return name
 
 

@@ -12,7 +12,7 @@ from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import Page
 from batchwright.schemas.base import Document, NonNegativeInt
 from batchwright.schemas.field_errors import described_pattern
-from batchwright.schemas.requests import Project
+from batchwright.schemas.requests import PRINTED, Project
 
 _LONGEST_URL = 2000
 _LONGEST_NAME = 100
@@ -22,7 +22,6 @@ DEFAULT_OVERLAP_SECONDS = 86_400.0
 """Time for which a replaced secret signs beside the new one, unless the request says otherwise."""
 MOST_OVERLAP_SECONDS = 7 * 86_400.0
 _ADDRESS = described_pattern(r"^https?://[!-~]+$", "must be an http or https URL of printable ASCII characters")
-_PRINTABLE = described_pattern(r"^[^\x00-\x1f\x7f]*$", "must not contain control characters")
 
 
 class WebhookEvent(StrEnum):
@@ -68,7 +67,7 @@ class WebhookSubmission(Document):
         str, Field(max_length=_LONGEST_URL, pattern=_ADDRESS, examples=["https://hooks.example.org/tunings"])
     ]
     """Address that gets the messages, by POST. `BATCHWRIGHT_WEBHOOK_HOSTS` must list its host."""
-    name: Annotated[str, Field(max_length=_LONGEST_NAME, pattern=_PRINTABLE)] = ""
+    name: Annotated[str, Field(max_length=_LONGEST_NAME, pattern=PRINTED)] = ""
     """Name that tells it from others in lists."""
     events: Events = ()
     """Events to tell; all of tunings and jobs when empty."""
