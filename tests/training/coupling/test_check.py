@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -88,6 +89,20 @@ def test_sums_over_samples_pass_in_train_mode(name: str) -> None:
     assert report.culprits == ()
     assert report.train_mode
     assert max(report.loss_error, report.gradient_error) < LARGEST_ERROR / 10
+
+
+def test_dropout_costs_no_pass_of_its_own() -> None:
+    """A pass with random numbers would only show that it draws some; without an active module they are looked for."""
+    passes = []
+
+    def terms(model: nn.Module, batch: Tensor) -> LossTerms:
+        passes.append(len(batch))
+        return squares(model, batch)
+
+    report = _check(_network(), terms)
+    without, passes = passes, []
+    assert _check(_network(nn.Dropout(0.5)), terms) == replace(report, loss_error=ANY, gradient_error=ANY)
+    assert passes == without
 
 
 @pytest.mark.parametrize(

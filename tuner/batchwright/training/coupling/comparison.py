@@ -48,6 +48,14 @@ def seed_generators(seed: int, device: torch.device, *, torch_seed: int | None =
         generator.manual_seed(torch_seed)
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Return whether a module of the model drops activations in its current mode."""
+    return any(
+        isinstance(module, Dropout) and module.training and vars(module).get("p", 0.0) > 0.0
+        for module in model.modules()
+    )
+
+
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Set every dropout to zero: probabilities of dropout modules, and floats with such a name.
