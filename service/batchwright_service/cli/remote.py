@@ -64,8 +64,14 @@ def calling(url: str | None) -> Iterator[Client]:
     Raises:
         CommandError: when the service refuses a call, or cannot be reached.
     """
-    from batchwright.client import ApiError, Client, ClientError, ConnectionFailedError  # noqa: PLC0415 - `--help` needs no httpx
-    from batchwright.client.client import DEFAULT_URL, URL_VARIABLE  # noqa: PLC0415 - as above
+    from batchwright.client import (  # noqa: PLC0415 - `--help` needs no httpx
+        ApiError,
+        Client,
+        ClientError,
+        ConnectionFailedError,
+        NotAuthenticatedError,
+    )
+    from batchwright.client.client import API_KEY_VARIABLE, DEFAULT_URL, URL_VARIABLE  # noqa: PLC0415 - as above
 
     try:
         with Client(url, retry_seconds=_RETRY_SECONDS) as client:
@@ -73,6 +79,7 @@ def calling(url: str | None) -> Iterator[Client]:
     except ApiError as error:
         code = ExitCode.DEVICE if error.is_transient else ExitCode.WRONG_INPUT
         message = f"{' '.join(error.problem.detail.split())} ({error.code})"
+        message += f": set {API_KEY_VARIABLE} to a valid key" if isinstance(error, NotAuthenticatedError) else ""
         raise CommandError(message, code, problem=error.problem.model_dump(mode="json", exclude_none=True)) from None
     except ConnectionFailedError as error:
         address = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL

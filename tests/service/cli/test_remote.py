@@ -132,6 +132,13 @@ def test_an_error_is_one_line_or_one_document(
     assert ("problem" in document) == ("not-found" in message)
 
 
+def test_a_refused_key_names_the_variable_that_holds_it(shared_service: Running) -> None:
+    """The API's own remedy is a header, which nobody types on a command line."""
+    done = called("jobs", "list", BATCHWRIGHT_URL=shared_service.url, BATCHWRIGHT_API_KEY="bw_none")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip().endswith("(not-authenticated): set BATCHWRIGHT_API_KEY to a valid key")
+
+
 def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its address, and the exit code of what may succeed later."""
     monkeypatch.setattr("batchwright_service.cli.remote._RETRY_SECONDS", 0.0)
