@@ -324,7 +324,7 @@ def test_a_key_is_trusted_for_seconds_only(store: Store, counted: CountedKeys) -
     key = new_key(store.keys, Scope.JOBS_READ)
     clock = Clock()
     access = authenticator_of(counted, clock)
-    caller = Caller(id_of(key), frozenset({Scope.JOBS_READ}))
+    caller = Caller(id_of(key), frozenset({Scope.JOBS_READ}), key_name="test")
     assert access.authenticate(key, local=False) == caller
     asked = len(counted.calls)
     store.keys.revoke(id_of(key))
