@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from batchwright.errors import ExportError
 from batchwright.exports.base import Export, ExportOptions
 from batchwright.exports.registry import TARGETS, export
 from batchwright.schemas.recommendation import Recommendation
+from batchwright.schemas.requests import PRINTED
 from tests.support.exports import reading
 from tests.support.exports.plans import plan
 from tests.support.factories import CUDA, gpt_spec, plan_of, transformers_spec
@@ -50,7 +52,7 @@ _VALUES = st.sampled_from(_NASTY) | st.text(
 )
 _UNSAFE = _VALUES.filter(lambda item: shlex.quote(item) != item)
 """Strings that a shell needs quotes for, so that they can be told from the script around them."""
-_WORDS = _UNSAFE.filter(lambda item: bool(item) and all(ord(char) >= 0x20 and ord(char) != 0x7F for char in item))
+_WORDS = _UNSAFE.filter(lambda item: bool(item) and re.fullmatch(PRINTED, item) is not None)
 """Those that options may hold: without control characters."""
 _STRINGS = {"id": _UNSAFE, "device": _UNSAFE, "value": _UNSAFE, "model": _WORDS.filter(str.isascii)}
 
