@@ -61,7 +61,7 @@ def test_a_name_is_any_other_text() -> None:
 
 
 def test_a_refusal_of_a_key_is_one_line() -> None:
-    """Whatever the key consists of."""
+    """Characters that would break the line, or steer a terminal, are escaped."""
     with pytest.raises(SpecError) as caught:
         parse_document(Named, {"labels": {"a\n\x1b[31m": "b"}}, "names")
     assert [problem.field for problem in caught.value.problems] == ["labels.'a\\n\\x1b[31m'"]

@@ -77,6 +77,10 @@ def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -
         expect(page.get_by_label("Device", exact=True)).to_have_value("cpu")
         expect(page.get_by_text("Describe the model: gpt2")).to_be_visible()
         expect(page.get_by_text("The largest sample: sequence length 1,024")).to_be_visible()
+        page.get_by_role("button", name="GPT-2 on any H100").click()
+        expect(page.get_by_label("Device", exact=True)).to_have_value("")
+        assert preview(page)["hardware"]["gpu"].startswith("H100")
+        assert "device" not in preview(page)
 
 
 @pytest.mark.thorough

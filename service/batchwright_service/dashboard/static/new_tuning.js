@@ -42,9 +42,9 @@ function Form({ document, devices, commands, tuning }) {
   const isCommand = form.name === "CommandSubmission";
   const schemaOf = ({ spec }) => (commands.length > 0 && spec?.model?.kind === "command" ? "CommandSubmission" : "TuningSubmission");
   const fill = (value) => form.write(value, schemaOf(value));
-  const fillModel = (value) => { // the card stays: a preset answers only the questions before it
+  const fillModel = (value) => { // the card stays, unless the preset names one
     const { device, hardware } = form.read().value;
-    fill({ ...(device && { device }), ...(hardware && { hardware }), ...value });
+    fill(value.device || value.hardware ? value : { ...value, ...(device && { device }), ...(hardware && { hardware }) });
   };
   const page = { form, fill, schemaOf, ...useChecks(form) };
   useExample(document.examples, fill);

@@ -164,11 +164,11 @@ class _Check:
         if has_dropout(self._model):
             stages = stages[1:]  # a run would only show that it draws random numbers
         problem = "its loss changes from run to run, in eval mode too"
-        for suppress, matches_draws in stages:
+        for stage, (suppress, matches_draws) in enumerate(stages):
             with suppress(self._model), MatchedDraws() if matches_draws else nullcontext() as self._runner.draws:
                 whole = self._run_whole_batch()
                 wrong = whole.not_finite()
-                if wrong is not None and suppress is stages[0][0] and not matches_draws:
+                if wrong is not None and stage == 0:
                     return self._failed_report(wrong)
                 if wrong is not None or (self._runner.drew_random_numbers and self._runner.draws is None):
                     continue
