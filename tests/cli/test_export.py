@@ -54,7 +54,9 @@ def test_variables_that_no_file_sets_are_listed(
 
     assert "set in the environment: 'MALLOC_ARENA_MAX=1 2'" in printed["hugging-face"]
     assert "MALLOC_ARENA_MAX" not in printed["torchrun"]
-    assert f"batchwright verify {path} --format hugging-face -- COMMAND" in " ".join(printed["hugging-face"].split())
+    *others, verification = printed["hugging-face"].splitlines()
+    assert verification.endswith(f"batchwright verify {path} --format hugging-face -- COMMAND")  # a line to copy
+    assert max(map(len, others)) <= 80
 
 
 def test_a_device_cannot_write_to_the_terminal(

@@ -132,8 +132,8 @@ def export_summary(made: Export, written: tuple[Path, ...] = ()) -> RenderableTy
     if not written and len(made.files) > 1:
         others = ", ".join(file.name for file in made.files[1:])
         lines.append(f"not printed: {others}; --output-dir writes all")
-    # A line to copy is not wrapped.
-    return Group(*(Text(one_line(line), overflow="ignore", no_wrap=line == made.verification) for line in lines))
+    # A command to copy stays on one line.
+    return Group(*(Text(one_line(line), overflow="ignore" if line == made.verification else None) for line in lines))
 
 
 def _options(**fields: object) -> ExportOptions:
