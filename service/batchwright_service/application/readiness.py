@@ -119,9 +119,9 @@ class Readiness:
             depths, stuck = self._read_depths()
         oldest = max((depth.oldest_age_seconds for depth in depths), default=0.0)
         reasons += [
-            f"{depth.waiting} wait for {depth.name}, the oldest for {depth.oldest_age_seconds:.0f} s, "
-            f"although the device is idle or unserved (limit {self._stuck_seconds:g} s, "
-            "BATCHWRIGHT_READY_QUEUE_SECONDS)"
+            f"work waits for {depth.name} ({depth.waiting} in its queue, the oldest for "
+            f"{depth.oldest_age_seconds / 60:,.0f} min), but the device is idle or has no worker "
+            f"(BATCHWRIGHT_READY_QUEUE_SECONDS allows {self._stuck_seconds:g} s)"
             for depth in stuck
         ]
         if reasons:
