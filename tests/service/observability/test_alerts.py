@@ -140,7 +140,10 @@ def test_every_alert_has_its_words_and_its_tests() -> None:
     assert tested.keys() == {rule["alert"] for rule in rules()}
 
 
-@pytest.mark.parametrize("arguments", [("check", "rules", str(RULES)), ("test", "rules", str(RULE_TESTS))])
+@pytest.mark.parametrize(
+    "arguments",
+    [("check", "rules", str(RULES)), pytest.param(("test", "rules", str(RULE_TESTS)), marks=pytest.mark.thorough)],
+)
 def test_promtool_accepts_the_rules(promtool: str, arguments: tuple[str, ...]) -> None:
     """The rules are valid, and fire in their unit tests when they should, and only then."""
     done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False, timeout=300)
