@@ -627,7 +627,7 @@ def test_a_failure_names_its_kind_once() -> None:
 
 @pytest.mark.parametrize(
     ("peak", "told"),
-    [(30, "30% of the limit was in use, so memory is probably"), (90, "may be the cause: 90%"), (None, "Fix")],
+    [(30, "30 % of the limit was in use, so memory is probably"), (90, "may be the cause: 90 %"), (None, "Fix")],
 )
 def test_memory_is_ruled_out_as_the_cause_of_an_error_only_by_a_peak(peak: int | None, told: str) -> None:
     """An error near the limit may have any cause."""

@@ -172,7 +172,7 @@ def test_a_limit_that_the_context_takes_is_refused(limit: int, margin: float) ->
     card = CUDA.model_copy(update={"least_context_bytes": 200 * MIB})
     with pytest.raises(
         DeviceError,
-        match=rf"{limit // MIB}\.00 MiB, less the margin of {margin:.0%}.*cuda:0 \(test card\) takes at least "
+        match=rf"{limit // MIB}\.00 MiB, less the margin of {100 * margin:.0f} %.*cuda:0 \(test card\) takes at least "
         r"200\.00 MiB\. Raise the limit, or leave it out",
     ):
         tuning(tuning_request(device="cuda:0", memory_limit_bytes=limit, memory_margin=margin), card)

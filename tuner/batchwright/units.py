@@ -85,6 +85,11 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def format_share(share: float, decimals: int = 0) -> str:
+    """Format ``0.95`` as ``95 %``."""
+    return f"{100 * share:.{decimals}f} %"
+
+
 def counted(number: int, noun: str) -> str:
     """Write a number of things, with the plural of the noun by an `s`: ``1 probe``, ``2,000 probes``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

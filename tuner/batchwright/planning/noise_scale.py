@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 from batchwright.schemas.training import NoiseScale
+from batchwright.units import format_share
 
 CONFIDENCE = 0.95
 """Coverage of the interval."""
@@ -214,13 +215,13 @@ def _in_words(ratio: Ratio, updates: int, effective_batch_size: int) -> str:
     if ratio.estimate is None or ratio.upper is None:
         return (
             f"The gradient noise scale is at least {_samples(ratio.lower)}: noise dominates the gradients of "
-            f"the {updates} measured updates, so there is no upper bound ({CONFIDENCE:.0%} confidence). "
+            f"the {updates} measured updates, so there is no upper bound ({format_share(CONFIDENCE)} confidence). "
             f"{_advice(ratio.lower, math.inf, effective_batch_size)}; measure more or larger updates to find "
             "one"
         )
     return (
         f"The gradient noise scale suggests an effective batch of about {_samples(ratio.estimate)} "
-        f"({CONFIDENCE:.0%} between {ratio.lower:,.0f} and {ratio.upper:,.0f}, {updates} measured updates). "
+        f"({format_share(CONFIDENCE)} between {ratio.lower:,.0f} and {ratio.upper:,.0f}, {updates} measured updates). "
         f"{_advice(ratio.lower, ratio.upper, effective_batch_size)}"
     )
 

@@ -48,6 +48,7 @@ from batchwright.planning.search_space import SearchSpace
 from batchwright.schemas.recommendation import Proof, StopReason
 from batchwright.schemas.residuals import EstimateCorrection
 from batchwright.schemas.results import NEARLY_FULL, ExpectedPeaks, Outcome, Phase, ProbeResult
+from batchwright.units import format_share
 
 
 @dataclass(frozen=True)
@@ -482,8 +483,9 @@ def _remedy_of_error(result: ProbeResult) -> str:
     if share is None:
         return "Fix the workload, then tune again."
     if share < NEARLY_FULL:
-        return f"At most {share:.0%} of the limit was in use, so memory is probably not the cause: fix the workload."
+        used = f"At most {format_share(share)} of the limit was in use"
+        return f"{used}, so memory is probably not the cause: fix the workload."
     return (
-        f"Memory may be the cause: {share:.0%} of the limit was in use. Tune with a larger memory limit to "
+        f"Memory may be the cause: {format_share(share)} of the limit was in use. Tune with a larger memory limit to "
         "see whether the error remains, or fix the workload."
     )

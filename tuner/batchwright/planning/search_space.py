@@ -11,7 +11,7 @@ from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError
 from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo, ExpectedPeaks
-from batchwright.units import format_bytes
+from batchwright.units import format_bytes, format_share
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _check_room_for_context(limit_bytes: int, margin: float, device: DeviceInfo)
     if context is None or int(limit_bytes * (1.0 - margin)) > context:
         return
     raise DeviceError(
-        f"the memory limit of {format_bytes(limit_bytes)}, less the margin of {margin:.0%}, leaves no memory "
+        f"the memory limit of {format_bytes(limit_bytes)}, less the margin of {format_share(margin)}, leaves no memory "
         f"for tensors: the context of a process on {device.id} ({device.name}) takes at least "
         f"{format_bytes(context)}. Raise the limit, or leave it out to use the whole device"
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from batchwright.planning.accumulation import plan_size, share_per_rank, steps_of
+from batchwright.planning.accumulation import balanced_split, plan_size, share_per_rank, steps_of
 from batchwright.planning.plan_figures import expected_bytes, expected_rate, format_rate, rate_of
-from batchwright.schemas.plans import PlanSummary
-from batchwright.schemas.recommendation import Alternative, Gain, Proof, Recommendation
+from batchwright.schemas.plans import PlanSummary, format_sizes
+from batchwright.schemas.recommendation import Gain, Proof, Recommendation
 from batchwright.schemas.requests import Baseline, TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
-from batchwright.units import format_bytes
+from batchwright.units import format_bytes, format_share
 
 _Source = Literal["measured", "estimated"]
 
@@ -38,10 +38,10 @@ def gain_of(found: Recommendation) -> Gain | None:
     if speedup is not None:
         both_timed = before.is_timed and chosen.timed_updates > 1
         speed_source = _source(measured=both_timed and before.plan.exact)
-    use = f"{peak / room.limit_bytes:.0%} of {format_bytes(room.limit_bytes)}"
+    use = f"{format_share(peak / room.limit_bytes)} of {format_bytes(room.limit_bytes)}"
     if peak_before is not None:
-        use = f"{peak_before / room.limit_bytes:.0%}{' (estimated)' if before.fit is None else ''} -> {use}"
-    memory = f"memory use {use}"
+        use = f"{format_share(peak_before / room.limit_bytes)}{' (estimated)' if before.fit is None else ''} -> {use}"
+    compared = f"{_in_words(before.sizes)} -> {_in_words(found.plan.micro_batch_sizes[0])}"
     return Gain(
         baseline=before.plan,
         baseline_fits=before.fits,
@@ -53,7 +53,7 @@ def gain_of(found: Recommendation) -> Gain | None:
         baseline_peak_bytes=peak_before,
         memory_source=None if peak_before is None else _source(measured=before.fit is not None),
         limit_bytes=room.limit_bytes,
-        statement=_statement(before, chosen, memory, speedup, speed_source),
+        statement=_statement(before, compared, f"memory use {use}", speedup, speed_source),
     )
 
 
@@ -80,6 +80,11 @@ class _Before:
         """Samples of a rank in an update of the baseline."""
         steps = self.baseline.accumulation_steps
         return max(self._target, self.size) if steps is None else steps * self.size
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Micro-batches of a rank in an update of the baseline."""
+        return balanced_split(self.share, steps_of(self.share, self.size))
 
     @property
     def plan(self) -> PlanSummary:
@@ -147,16 +152,17 @@ def _source(*, measured: bool) -> _Source:
     return "measured" if measured else "estimated"
 
 
-def _statement(before: _Before, chosen: Alternative, memory: str, speedup: float | None, source: _Source | None) -> str:
+def _in_words(sizes: tuple[int, ...]) -> str:
+    """The micro-batches of a rank: ``64 x 4``, or ``4 x 37 + 3 x 36`` where they differ."""
+    return f"{len(sizes)} x {sizes[0]}" if sizes[0] == sizes[-1] else format_sizes(sizes)
+
+
+def _statement(before: _Before, compared: str, memory: str, speedup: float | None, source: _Source | None) -> str:
     plan = before.plan
-    compared = (
-        f"{plan.gradient_accumulation_steps} x {before.size} -> "
-        f"{chosen.gradient_accumulation_steps} x {chosen.micro_batch_size}"
-    )
     if before.fits is False:
         text = f"{compared}: the baseline's micro-batch of {before.size} does not fit into this limit"
     elif speedup is None:
-        text = f"{compared}: {memory}; the speed of the baseline was not measured"
+        text = f"{compared}: {memory}. The earlier plan was not timed"
     else:
         about = "about " if source == "estimated" else ""
         rate = f"{about}{format_rate(speedup)}x {'faster' if speedup > 1.0 else 'the speed'}"

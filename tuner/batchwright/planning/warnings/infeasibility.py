@@ -7,7 +7,7 @@ from batchwright.planning.finished_tuning import FinishedTuning
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.schemas.recommendation import WhatIf
 from batchwright.schemas.results import Outcome
-from batchwright.units import format_bytes
+from batchwright.units import format_bytes, format_share
 
 
 def infeasible_reason(finished: FinishedTuning) -> str:
@@ -18,7 +18,7 @@ def infeasible_reason(finished: FinishedTuning) -> str:
     limit, probed = format_bytes(conditions.memory_limit_bytes), format_bytes(conditions.probe_limit_bytes)
     headline = (
         f"A micro-batch of {failed.micro_batch_size} does not fit into {limit} on {conditions.device.id} "
-        f"({probed} after the margin of {finished.request.memory_margin:.0%}): {failed.message}."
+        f"({probed} after the margin of {format_share(finished.request.memory_margin)}): {failed.message}."
     )
     parts = [headline]
     if failed.model is not None:
