@@ -122,7 +122,7 @@ class ScriptedRunner:
             micro_batch_sizes=probe_window(request),
             outcome=Outcome.FIT if fits else Outcome.OOM,
             phase=Phase.DONE if fits else Phase.WARMUP,
-            message=f"{count} ran within the limit" if fits else "out of memory in warmup",
+            message=f"{count} ran within the limit" if fits else "asked for 8.00 MiB more in the warm-up",
             process_peak_bytes=min(limit, limit * (size + 1) // (self.largest + 2)) if fits else limit,
             limit_bytes=limit,
             brackets=request.brackets,

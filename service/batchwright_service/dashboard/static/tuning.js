@@ -32,7 +32,7 @@ function TuningPage() {
     onEvent: (event) => event.kind === "probe" && add([event.probe]),
   });
   const tuning = work.current;
-  const again = tuning && ENDED.has(tuning.state) && tuning.state !== "CANCELLED" && html`<a class="button" href=${repeatAddress(tuning)}>Repeat</a>`;
+  const again = tuning && ENDED.has(tuning.state) && may("tunings:write") && html`<a class="button" href=${repeatAddress(tuning)}>Edit and repeat</a>`;
   return html`<${WorkPage} work=${work} deletion="Its probes and events are deleted too. Its recommendation stays." action=${again}>
     ${tuning && sections(work, probes)}
   <//>`;
@@ -80,8 +80,8 @@ function Cancelled({ tuning, probes }) {
   const { id, ended_at: ended } = tuning;
   const by = useRead(may("admin") ? addressOf("/v1/audit", { action: "cancelled", object_id: id, limit: 1 }) : null)?.items[0]?.key_name;
   return html`<h2>Cancelled ${by && html`by <strong>${by}</strong> `}${time(ended)}${probes.length > 0 ? `, after ${plural(probes.length, "probe")}` : ", before its first probe ended"}</h2>
-    <p class="proven">${probes.length > 0 ? bracketInWords(probes) : "Nothing was proven."}</p>
-    <div class="page-actions">${may("tunings:write") && html`<a class="button button-primary" href=${repeatAddress(tuning)}>Repeat this tuning</a>`}<span class="muted">The search then starts again from its first probe.</span></div>`;
+    <p class="proven">${probes.length > 0 ? `Until then: ${bracketInWords(probes)}.` : "Nothing was proven."}</p>
+    <p class="muted">If you repeat it, the search starts again from its first probe.</p>`;
 }
 
 /** What a tuning does now, what it has found so far, and how long it takes. */
@@ -92,19 +92,21 @@ function Running({ tuning, probes }) {
   const usual = counts[Math.floor(counts.length / 2)];
   const left = (usual - probes.length) * (probes.reduce((sum, probe) => sum + probe.seconds.total, 0) / probes.length);
   return html`<h2>${activity ? activity[0].toUpperCase() + activity.slice(1) : "Starting"}…</h2>
-    ${probes.length > 0 && html`<p class="proven">${bracketInWords(probes)}</p>`}
+    ${probes.length > 0 && html`<p class="proven">So far: ${bracketInWords(probes)}.</p>`}
     <progress class="progress" aria-label="Tuning in progress" />
     <p class="muted">Running for ${elapsed(started)}.${usual && ` Tunings of ${model} here take about ${plural(usual, "probe")}${left > 0 ? `: about ${seconds(left)} left` : ""}.`}</p>`;
 }
 
-/** The largest size that fits and the smallest that does not. */
+/** The largest size that fits, and the smallest that does not or whose plan ran out of memory. */
 function bracketInWords(probes) {
   const sizes = (shown, ...outcomes) => shown.filter(({ outcome }) => outcomes.includes(outcome)).map((probe) => probe.micro_batch_size);
   const fits = Math.max(0, ...sizes(probes, "FIT"));
+  const ofPlan = Math.min(...sizes(probes, "OOM"));
   // A plan that fails after its micro-batches of the size does not refute the size.
   const ofSize = probes.filter(({ micro_batch_sizes: all, micro_batch_size: size, failed_micro_batch: failed }) => all.slice(0, failed ?? all.length).every((each) => each === size));
   const fails = Math.min(...sizes(ofSize, "OOM", "INVALID_SIZE"));
-  return `So far: ${fits > 0 ? `${count(fits)} fits` : "no size fits yet"}, ${fails < Infinity ? `${count(fails)} does not` : "none has run out of memory"}.`;
+  const failed = fails < Infinity ? `, ${count(fails)} does not` : ofPlan < Infinity ? `; a plan with micro-batches of ${count(ofPlan)} ran out of memory` : ", none has run out of memory";
+  return (fits > 0 ? `${count(fits)} fits` : "no size fits yet") + failed;
 }
 
 /** The cause of a failure, other tunings with that cause, and what to try. */
