@@ -23,7 +23,7 @@ from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.objectives.by_name import objective_of
 from batchwright.planning.objectives.fastest import Fastest
 from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
-from batchwright.planning.parameters import DEFAULT_PARAMETERS
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.plan_figures import alternatives, possible_sizes
 from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
@@ -35,7 +35,7 @@ from tests.support.factories import CPU, mlp_spec, plan_of, probe_result, python
 MIB = 1024**2
 GIB = 1024**3
 LIMIT = 1000 * MIB
-PARAMETERS = ModelSummary(parameters=25 * MIB, trainable_parameters=25 * MIB, parameter_bytes=100 * MIB)
+SUMMARY = ModelSummary(parameters=25 * MIB, trainable_parameters=25 * MIB, parameter_bytes=100 * MIB)
 many = settings(max_examples=300, deadline=None, derandomize=True)
 
 Seconds = Callable[[int], float]
@@ -87,7 +87,7 @@ class Device:
             timing=self._timing(probe) if fits else None,
             allocator_retries=3 if size >= self.thrashes_from else 0,
             resident_bytes=100 * MIB,
-            model=PARAMETERS.model_copy(
+            model=SUMMARY.model_copy(
                 update={"parameter_bytes": self.gradients, "parameters": 1, "trainable_parameters": 1}
             ),
         )
@@ -338,7 +338,7 @@ def test_the_fastest_plan_is_near_the_best_where_time_is_affine(  # noqa: PLR091
     device = holding(largest, seconds=lambda size: each + sample * size, step_seconds=step, deviation=deviation)
     found = answer("fastest", share, device)
     assert found.largest_micro_batch_size is not None
-    assert len(timed(found)) <= DEFAULT_PARAMETERS.most_timed_plans
+    assert len(timed(found)) <= PARAMETERS.most_timed_plans
     best = min(device.update_seconds(share, size) for size in sizes_for_steps(share, min(share, largest)))
     rounding = (
         1 / found.largest_micro_batch_size
@@ -362,7 +362,7 @@ def test_a_plan_that_cannot_be_timed_is_not_chosen() -> None:
 def test_without_any_time_a_smaller_plan_is_run_and_recommended() -> None:
     """After four failures no more is timed, and none of the plans that failed is recommended."""
     found = answer("fastest", 512, holding(40, fails_to_time=frozenset(range(600))))
-    assert len(timed(found)) == DEFAULT_PARAMETERS.most_timed_plans
+    assert len(timed(found)) == PARAMETERS.most_timed_plans
     assert (found.evidence.proof.fits, found.largest_micro_batch_size) == (40, 31)
     assert found.choice.endswith("ran out of memory, so the plan has 17 steps of at most 31."), found.choice
 

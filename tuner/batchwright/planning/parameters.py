@@ -192,5 +192,4 @@ class SearchParameters:
         return 0.5 * math.log(2 * math.pi) - math.log(1 - self.saturated_share)
 
 
-DEFAULT_PARAMETERS = SearchParameters()
-"""The values that every tuning uses unless it is given others."""
+PARAMETERS = SearchParameters()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from batchwright.planning.accumulation import divisors_up_to, plan_size, sizes_for_steps, steps_of
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.schemas.recommendation import Alternative
 from batchwright.schemas.results import Outcome, ProbeResult
 
@@ -34,14 +34,8 @@ def possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, r
 # --- the alternatives ---
 
 
-def alternatives(  # noqa: PLR0913 - what the list depends on
-    share: int,
-    chosen_size: int,
-    largest: int,
-    probes: Sequence[ProbeResult],
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
-    *,
-    repeats: bool = False,
+def alternatives(
+    share: int, chosen_size: int, largest: int, probes: Sequence[ProbeResult], *, repeats: bool = False
 ) -> tuple[Alternative, ...]:
     """Plans that fit, from the fewest steps upward, with their memory and time where the probes show them.
 
@@ -50,13 +44,12 @@ def alternatives(  # noqa: PLR0913 - what the list depends on
         chosen_size: the recommended micro-batch size.
         largest: the largest size that fits.
         probes: every probe.
-        parameters: the tuned constants.
         repeats: whether plans repeat one size, which divides the share.
     """
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probe for probe in probes if not probe.brackets)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    listed = {*possible_sizes(share, largest, probes, repeats=repeats)[-parameters.listed_plans :], *timed, chosen}
+    listed = {*possible_sizes(share, largest, probes, repeats=repeats)[-PARAMETERS.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)

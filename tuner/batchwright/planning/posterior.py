@@ -14,7 +14,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TypeAlias
 
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, Levels, SearchParameters
+from batchwright.planning.parameters import PARAMETERS, Levels
 from batchwright.schemas.residuals import EstimateCorrection
 
 Survival: TypeAlias = Callable[[float], float]
@@ -30,13 +30,7 @@ _LIKELIHOODS = 20
 """Likelihoods to fit among which the first size is chosen."""
 
 
-def from_measurements(
-    points: Sequence[Point],
-    limit: int | None,
-    end: int,
-    start: float | None = None,
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
-) -> Posterior:
+def from_measurements(points: Sequence[Point], limit: int | None, end: int, start: float | None = None) -> Posterior:
     """The posterior from measurements alone, before it is conditioned on the bracket.
 
     Args:
@@ -44,15 +38,14 @@ def from_measurements(
         limit: bytes a probe may take.
         end: an upper bound of the answer, exclusive.
         start: lower bound of the answer, with a single point.
-        parameters: the tuned constants.
     """
-    weight = parameters.uninformed_weight
+    weight = PARAMETERS.uninformed_weight
     uninformed: Posterior = [(weight, _log_uniform(0.5, end))]
     if not limit or not points:
         return uninformed
     if len(points) == 1:
         return [*uninformed, (1 - weight, _log_uniform(min(start or points[0][0], end - 1), end))]
-    lines = _lines(points, limit, parameters)
+    lines = _lines(points, limit)
     return [*uninformed, *(((1 - weight) * share, survival) for share, survival in lines)]
 
 
@@ -66,7 +59,6 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
     elastic: bool = False,
     replayed: bool = False,
     correction: EstimateCorrection | None = None,
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
 ) -> Posterior:
     """The posterior from an estimate's ``curve``, calibrated with measurements, and from a line through the latter.
 
@@ -79,30 +71,27 @@ def from_estimate(  # noqa: PLR0913 - all that a posterior rests on
         elastic: whether a part of the measured memory is reclaimable where memory is short.
         replayed: whether ``limit`` is that of replays in a simulation of the allocator.
         correction: correction of the estimate that was learned from earlier tunings.
-        parameters: the tuned constants.
     """
-    saturated = parameters.saturated_share * limit
-    straight = last_affine_piece(
-        [(size, used) for size, used in points if not elastic or used <= saturated], parameters
-    )
-    lines = list(_lines(straight, limit, parameters)) if len(straight) > 1 else []
+    saturated = PARAMETERS.saturated_share * limit
+    straight = last_affine_piece([(size, used) for size, used in points if not elastic or used <= saturated])
+    lines = list(_lines(straight, limit)) if len(straight) > 1 else []
     measurements = [
         _Measurement(curve(size) / limit, used / limit, saturated=used > saturated) for size, used in points
     ]
     if points and surplus is not None:
-        at_zero = _Measurement(curve(0) / limit, (curve(0) + surplus) / limit, parameters.resident_noise)
+        at_zero = _Measurement(curve(0) / limit, (curve(0) + surplus) / limit, PARAMETERS.resident_noise)
         measurements.insert(0, at_zero)
     beyond = sum(curve(size) > limit for size, _ in points) if replayed else None
     models = [
-        *_default_models(parameters, beyond_replays=beyond, elastic=elastic),
-        *_learned_models(correction, parameters, elastic=elastic),
+        *_default_models(beyond_replays=beyond, elastic=elastic),
+        *_learned_models(correction, elastic=elastic),
     ]
-    calibrated = list(_calibrated_curves(models, measurements, limit, curve, parameters))
-    share = parameters.estimate_weight if lines else 1.0
+    calibrated = list(_calibrated_curves(models, measurements, limit, curve))
+    share = PARAMETERS.estimate_weight if lines else 1.0
     return [
-        (parameters.uninformed_weight, _log_uniform(0.5, end)),
-        *((share * weight, survival) for weight, survival in _normalised(calibrated, parameters)),
-        *(((1 - share) * weight, survival) for weight, survival in _normalised(lines, parameters)),
+        (PARAMETERS.uninformed_weight, _log_uniform(0.5, end)),
+        *((share * weight, survival) for weight, survival in _normalised(calibrated)),
+        *(((1 - share) * weight, survival) for weight, survival in _normalised(lines)),
     ]
 
 
@@ -165,22 +154,22 @@ class BracketedPosterior:
         return min(likely, key=expected)
 
 
-def last_affine_piece(points: list[Point], parameters: SearchParameters = DEFAULT_PARAMETERS) -> list[Point]:
+def last_affine_piece(points: list[Point]) -> list[Point]:
     """The points without those that lie on a floor, or before a kink of the memory curve."""
     while len(points) > 1:
-        is_flat = min(points[1][1], points[-1][1]) <= points[0][1] * (1 + parameters.flat_rise)
-        if not is_flat and not _has_kink(points, parameters):
+        is_flat = min(points[1][1], points[-1][1]) <= points[0][1] * (1 + PARAMETERS.flat_rise)
+        if not is_flat and not _has_kink(points):
             break
         points = points[1:]
     return points
 
 
-def _has_kink(points: list[Point], parameters: SearchParameters) -> bool:
+def _has_kink(points: list[Point]) -> bool:
     (first, first_used), (second, second_used), (last, last_used) = points[0], points[1], points[-1]
-    if last < parameters.kink_size_ratio * second:
+    if last < PARAMETERS.kink_size_ratio * second:
         return False
     later = (last_used - second_used) / (last - second)
-    return (second_used - first_used) / (second - first) < parameters.kink_slope_ratio * later
+    return (second_used - first_used) / (second - first) < PARAMETERS.kink_slope_ratio * later
 
 
 def _log_uniform(start: float, end: float) -> Survival:
@@ -193,14 +182,14 @@ def _cauchy(deviations: float) -> float:
     return 0.5 + math.atan(deviations) / math.pi
 
 
-def _normalised(posterior: Posterior, parameters: SearchParameters) -> Posterior:
+def _normalised(posterior: Posterior) -> Posterior:
     total = math.fsum(weight for weight, _ in posterior)
     return [
-        ((1 - parameters.uninformed_weight) * weight / total, survival) for weight, survival in posterior if total > 0
+        ((1 - PARAMETERS.uninformed_weight) * weight / total, survival) for weight, survival in posterior if total > 0
     ]
 
 
-def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) -> Iterator[tuple[float, Survival]]:
+def _lines(points: Sequence[Point], limit: int) -> Iterator[tuple[float, Survival]]:
     """Hypotheses on where the least-squares line through the points meets the limit, by noise and limit error.
 
     The weight of a noise level is how well it explains the misfit. All memory is in shares of the limit.
@@ -218,16 +207,16 @@ def _lines(points: Sequence[Point], limit: int, parameters: SearchParameters) ->
 
         return fits
 
-    finest = parameters.noise_levels[0][0]
-    for noise, prior in parameters.noise_levels:
+    finest = PARAMETERS.noise_levels[0][0]
+    for noise, prior in PARAMETERS.noise_levels:
         evidence = noise / finest * ((finest**2 + misfit) / (noise**2 + misfit)) ** ((count - 1) / 2)
-        for limit_error, share in parameters.limit_errors:
+        for limit_error, share in PARAMETERS.limit_errors:
             yield prior * evidence * share, survival(noise, limit_error)
 
 
-def _clipped(ratio: float, parameters: SearchParameters) -> float:
+def _clipped(ratio: float) -> float:
     """Clip a ratio of peak to limit: a wild estimate may expect any number, also below 0."""
-    return max(-parameters.clipped_ratio, min(ratio, parameters.clipped_ratio))
+    return max(-PARAMETERS.clipped_ratio, min(ratio, PARAMETERS.clipped_ratio))
 
 
 @dataclass(frozen=True)
@@ -285,15 +274,13 @@ class _Measurement:
     noise: float = 0.0
     saturated: bool = False
 
-    def apply(
-        self, calibration: _Calibration, noise: float, parameters: SearchParameters, *, elastic: bool
-    ) -> _Calibration:
+    def apply(self, calibration: _Calibration, noise: float, *, elastic: bool) -> _Calibration:
         """``calibration`` after this measurement; a saturated peak below the expected one changes only the evidence."""
-        curve = _clipped(self.curve, parameters)
+        curve = _clipped(self.curve)
         if elastic and self.saturated and 1 - calibration.free(curve)[0] >= self.used:
-            evidence = calibration.log_evidence + parameters.saturated_log_likelihood
+            evidence = calibration.log_evidence + PARAMETERS.saturated_log_likelihood
             return replace(calibration, log_evidence=evidence)
-        return calibration.updated(curve, _clipped(self.used, parameters), math.hypot(noise, self.noise))
+        return calibration.updated(curve, _clipped(self.used), math.hypot(noise, self.noise))
 
 
 @dataclass(frozen=True)
@@ -314,45 +301,41 @@ class _ErrorModel:
     limit_errors: Levels
     calibration: _Calibration
 
-    def updated(self, measurements: Sequence[_Measurement], parameters: SearchParameters) -> _ErrorModel:
+    def updated(self, measurements: Sequence[_Measurement]) -> _ErrorModel:
         """The model after all measurements."""
         calibration = self.calibration
         for measurement in measurements:
-            calibration = measurement.apply(calibration, self.noise, parameters, elastic=self.usable > 0)
+            calibration = measurement.apply(calibration, self.noise, elastic=self.usable > 0)
         return replace(self, calibration=calibration)
 
-    def survival(self, curve: Curve, limit: int, limit_error: float, parameters: SearchParameters) -> Survival:
+    def survival(self, curve: Curve, limit: int, limit_error: float) -> Survival:
         """The probability that a size stays below the usable memory, by the calibrated curve."""
 
         def fits(size: float) -> float:
-            free, variance = self.calibration.free(_clipped(curve(size) / limit, parameters))
+            free, variance = self.calibration.free(_clipped(curve(size) / limit))
             return _cauchy((free + self.usable) / math.sqrt(variance + self.noise**2 + limit_error**2))
 
         return fits
 
 
-def _default_models(
-    parameters: SearchParameters, *, beyond_replays: int | None, elastic: bool
-) -> Iterator[_ErrorModel]:
+def _default_models(*, beyond_replays: int | None, elastic: bool) -> Iterator[_ErrorModel]:
     """An error model for each combination of estimate error, noise and reclaimable share.
 
     ``beyond_replays`` is the number of fits where replays ran out of memory, or None without replays.
     """
     if beyond_replays is None:
-        errors, limit_errors = parameters.estimate_errors, parameters.limit_errors
+        errors, limit_errors = PARAMETERS.estimate_errors, PARAMETERS.limit_errors
     else:
-        by_number = parameters.replay_limit_errors
-        errors, limit_errors = parameters.replay_errors, by_number[min(beyond_replays, len(by_number) - 1)]
+        by_number = PARAMETERS.replay_limit_errors
+        errors, limit_errors = PARAMETERS.replay_errors, by_number[min(beyond_replays, len(by_number) - 1)]
     for level_error, slope_error, probability in errors:
         calibration = _Calibration(level=1.0, slope=1.0, var_level=level_error**2, var_slope=slope_error**2)
-        for noise, prior in parameters.noise_levels:
-            for usable, share in parameters.elastic_levels if elastic else ((0.0, 1.0),):
+        for noise, prior in PARAMETERS.noise_levels:
+            for usable, share in PARAMETERS.elastic_levels if elastic else ((0.0, 1.0),):
                 yield _ErrorModel(probability * prior * share, noise, usable, limit_errors, calibration)
 
 
-def _learned_models(
-    correction: EstimateCorrection | None, parameters: SearchParameters, *, elastic: bool
-) -> Iterator[_ErrorModel]:
+def _learned_models(correction: EstimateCorrection | None, *, elastic: bool) -> Iterator[_ErrorModel]:
     """Error models around a learned correction. They join the default ones and outweigh them by ``learned_odds``.
 
     The learned level is that at which a size fails. The peaks are above this level by as much as can be reclaimed, or
@@ -360,20 +343,18 @@ def _learned_models(
     """
     if correction is None:
         return
-    odds = parameters.learned_odds * correction.weight / (1.0 + correction.weight)
-    for usable, usable_error, share in _usable_levels(correction, parameters, elastic=elastic):
+    odds = PARAMETERS.learned_odds * correction.weight / (1.0 + correction.weight)
+    for usable, usable_error, share in _usable_levels(correction, elastic=elastic):
         variance = max(correction.level_error**2 - usable_error**2, correction.level_error**2 / 4)
         calibration = _Calibration(correction.level + usable, correction.slope, variance, correction.slope_error**2)
-        for noise, prior in parameters.noise_levels:
+        for noise, prior in PARAMETERS.noise_levels:
             yield _ErrorModel(odds * prior * share, noise, usable, ((usable_error, 1.0),), calibration)
 
 
-def _usable_levels(
-    correction: EstimateCorrection, parameters: SearchParameters, *, elastic: bool
-) -> Iterator[tuple[float, float, float]]:
+def _usable_levels(correction: EstimateCorrection, *, elastic: bool) -> Iterator[tuple[float, float, float]]:
     """The peak at which memory runs out less 1, as a share of the limit, its error and its probability."""
     if correction.usable is None:
-        for usable, share in parameters.elastic_levels if elastic else ((0.0, 1.0),):
+        for usable, share in PARAMETERS.elastic_levels if elastic else ((0.0, 1.0),):
             yield usable, 0.0, share
         return
     yield 0.0, 0.0, correction.whole_limit
@@ -381,16 +362,12 @@ def _usable_levels(
 
 
 def _calibrated_curves(
-    models: Sequence[_ErrorModel],
-    measurements: Sequence[_Measurement],
-    limit: int,
-    curve: Curve,
-    parameters: SearchParameters,
+    models: Sequence[_ErrorModel], measurements: Sequence[_Measurement], limit: int, curve: Curve
 ) -> Iterator[tuple[float, Survival]]:
     """Weighted hypotheses, one for each error model and limit error, weighted by how well they explain the peaks."""
-    updated = [model.updated(measurements, parameters) for model in models]
+    updated = [model.updated(measurements) for model in models]
     largest = max(model.calibration.log_evidence for model in updated)
     for model in updated:
         for limit_error, share in model.limit_errors:
             weight = model.prior * math.exp(model.calibration.log_evidence - largest) * share
-            yield weight, model.survival(curve, limit, limit_error, parameters)
+            yield weight, model.survival(curve, limit, limit_error)

@@ -34,7 +34,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.posterior import (
     BracketedPosterior,
     Point,
@@ -67,16 +67,12 @@ class MicroBatchSearch:
 
     Args:
         space: the sizes.
-        parameters: the tuned constants.
         of_command: whether programs are probed, which may refuse a size of one before their first update.
     """
 
-    def __init__(
-        self, space: SearchSpace, parameters: SearchParameters = DEFAULT_PARAMETERS, *, of_command: bool = False
-    ) -> None:
+    def __init__(self, space: SearchSpace, *, of_command: bool = False) -> None:
         self.space = space
         self._of_command = of_command
-        self._parameters = parameters
         self._fits: dict[int, ProbeResult] = {}
         self._failures: dict[int, ProbeResult] = {}
         self._lost: Counter[int] = Counter()
@@ -89,7 +85,7 @@ class MicroBatchSearch:
         self._failed_at_one: ProbeResult | None = None
         self.stopped_by: StopReason | Literal["quick"] | None = None
         """What ended the search before its end. Its answer is the largest fit so far, where there is one."""
-        self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + parameters.slack_probes
+        self._budget = _Bracket(0, space.count + 1, failed=False).worst_case() + PARAMETERS.slack_probes
 
     def ask(self) -> int | None:
         """The next size to probe, or none when the search is over. Repeated calls return the same size."""
@@ -126,7 +122,7 @@ class MicroBatchSearch:
             self._failures.setdefault(index, result)
         elif result.outcome is Outcome.LOST:
             self._lost[index] += 1
-            if self._lost[index] >= self._parameters.most_lost_probes:
+            if self._lost[index] >= PARAMETERS.most_lost_probes:
                 self._record_inconclusive(index, result)
         elif not self._is_special(result):
             self._record_inconclusive(index, result)
@@ -134,7 +130,7 @@ class MicroBatchSearch:
     def _record_inconclusive(self, index: int, result: ProbeResult) -> None:
         """Leave a size out, or bound the search by it where a smaller one fits; otherwise fail the search."""
         is_refused = result.outcome is Outcome.ERROR and not result.is_device_error and bool(self._fits)
-        if is_refused and len(self._left_out) < self._parameters.most_inconclusive_sizes:
+        if is_refused and len(self._left_out) < PARAMETERS.most_inconclusive_sizes:
             self._left_out.setdefault(index, result)
         elif _may_depend_on_size(result) and any(fit < index for fit in self._fits):
             self._inconclusive.setdefault(index, result)
@@ -166,7 +162,7 @@ class MicroBatchSearch:
         points, estimate = self._measured(bracket.low)[-2:], self.space.expected
         if not points and estimate is not None and limit is not None:
             posterior = self._posterior_of(bracket, estimate, limit)
-            return fit_probability(posterior, self.space.size(index + 1)) < self._parameters.last_size_probability
+            return fit_probability(posterior, self.space.size(index + 1)) < PARAMETERS.last_size_probability
         if len(points) == 1 and self._resident_bytes:
             points.insert(0, (0, self._resident_bytes))
         if limit is None or len(points) < 2:  # noqa: PLR2004 - two points make a line
@@ -230,8 +226,8 @@ class MicroBatchSearch:
         bracket = self._bracket
         if bracket.high not in self._inconclusive or bracket.low not in self._fits:
             return False
-        is_near = self.space.size(bracket.low) >= self._parameters.near_enough * self.space.size(bracket.high)
-        return is_near or len(self._inconclusive) >= self._parameters.most_inconclusive_sizes
+        is_near = self.space.size(bracket.low) >= PARAMETERS.near_enough * self.space.size(bracket.high)
+        return is_near or len(self._inconclusive) >= PARAMETERS.most_inconclusive_sizes
 
     def _proof(self) -> Proof:
         low, high = self._bracket.low, self._bracket.high
@@ -284,17 +280,16 @@ class MicroBatchSearch:
 
     def _index_by_measurements(self, bracket: _Bracket) -> int:
         """The next candidate without an estimate: a jump that surely fits, or a candidate by the line."""
-        parameters = self._parameters
-        points = last_affine_piece(self._measured(bracket.low), parameters)
-        start = self._size_at(parameters.sure_share, points[0]) if points else None
+        points = last_affine_piece(self._measured(bracket.low))
+        start = self._size_at(PARAMETERS.sure_share, points[0]) if points else None
         if len(points) == 1 and start:
             jump, likely = self.space.at_most(start), self.space.at_most(self._size_at(1.0, points[0]))
             jump = likely if likely == jump + 1 else jump  # only the room for noise keeps it out
-            if bracket.low < jump < bracket.high and parameters.good_jump * points[0][0] <= start:
+            if bracket.low < jump < bracket.high and PARAMETERS.good_jump * points[0][0] <= start:
                 return jump
             if bracket.failed and jump >= bracket.high:
-                start = parameters.failed_jump_share * self.space.size(bracket.high)
-        posterior = from_measurements(points, self.space.limit_bytes, 2 * self.space.bound, start, parameters)
+                start = PARAMETERS.failed_jump_share * self.space.size(bracket.high)
+        posterior = from_measurements(points, self.space.limit_bytes, 2 * self.space.bound, start)
         return self._bracketed(bracket, posterior).nearest_to(self._target_probability)
 
     def _index_by_estimate(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> int:
@@ -314,8 +309,8 @@ class MicroBatchSearch:
         if self._fits or self._failures:
             return bracketed.nearest_to(target)
         if estimate.correction is None and estimate.usable_bytes is None:
-            return bracketed.nearest_to(self._parameters.first_fit_probability)
-        return bracketed.fewest_probes(self._parameters.first_fit_probability)
+            return bracketed.nearest_to(PARAMETERS.first_fit_probability)
+        return bracketed.fewest_probes(PARAMETERS.first_fit_probability)
 
     def surest_size(self) -> int | None:
         """The largest size that an estimate is sure of; none without one, and after the end of the search."""
@@ -325,11 +320,10 @@ class MicroBatchSearch:
         if self._is_closed:  # at a fit of one update
             return self.ask()
         bracketed = self._bracketed(bracket, self._posterior_of(bracket, estimate, limit))
-        return self.space.size(bracketed.nearest_to(self._parameters.quick_fit_probability))
+        return self.space.size(bracketed.nearest_to(PARAMETERS.quick_fit_probability))
 
     def _posterior_of(self, bracket: _Bracket, estimate: ExpectedPeaks, limit: int) -> Posterior:
         """The posterior by an estimate and the probes so far."""
-        parameters = self._parameters
         limit = estimate.usable_of(self._reservable_bytes) or limit
         known = [fit.resident_bytes for fit in self._fits.values() if fit.resident_bytes is not None]
         return from_estimate(
@@ -341,7 +335,6 @@ class MicroBatchSearch:
             elastic=self.space.elastic,
             replayed=estimate.usable_bytes is not None,
             correction=self._standing_correction(estimate, limit),
-            parameters=parameters,
         )
 
     def _standing_correction(self, estimate: ExpectedPeaks, limit: int) -> EstimateCorrection | None:
@@ -353,7 +346,7 @@ class MicroBatchSearch:
         correction = estimate.correction
         if correction is None or estimate.usable_bytes is None:
             return correction
-        error = self._parameters.contradicting_errors * correction.level_error
+        error = PARAMETERS.contradicting_errors * correction.level_error
 
         def use(index: int) -> float:
             return correction.level + correction.slope * (estimate.used_bytes(self.space.size(index)) / limit - 1.0)
@@ -365,9 +358,8 @@ class MicroBatchSearch:
     @property
     def _target_probability(self) -> float:
         """The probability to fit of the next size: a higher one where each probe waits long for its model to load."""
-        parameters = self._parameters
-        slow = any(fit.seconds.start + fit.seconds.build > parameters.slow_start_seconds for fit in self._fits.values())
-        return parameters.slow_start_fit_probability if slow else parameters.target_fit_probability
+        slow = any(fit.seconds.start + fit.seconds.build > PARAMETERS.slow_start_seconds for fit in self._fits.values())
+        return PARAMETERS.slow_start_fit_probability if slow else PARAMETERS.target_fit_probability
 
     def _bracketed(self, bracket: _Bracket, posterior: Posterior) -> BracketedPosterior:
         return BracketedPosterior(bracket.low, bracket.high, bracket.failed, posterior, self.space.size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from batchwright.errors import DeviceError, FieldProblem, SearchError, SpecError
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import DeviceInfo, ExpectedPeaks
 from batchwright.units import format_bytes, format_share
@@ -111,7 +111,7 @@ def rank_devices(
     return (device.id, *peers[: count - 1]) if len(peers) >= count - 1 else ()
 
 
-def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchParameters = DEFAULT_PARAMETERS) -> int:
+def memory_limit(request: TuningRequest, device: DeviceInfo) -> int:
     """The memory a run may take, before the margin: as requested, else the whole card, or half of the host.
 
     Raises:
@@ -119,7 +119,7 @@ def memory_limit(request: TuningRequest, device: DeviceInfo, parameters: SearchP
         DeviceError: when the context of a process alone takes the limit that is left by the margin.
     """
     if request.memory_limit_bytes is None:
-        share = parameters.cpu_memory_share if device.traits.counts_host_memory else 1
+        share = PARAMETERS.cpu_memory_share if device.traits.counts_host_memory else 1
         return int(device.total_bytes * share)
     if request.memory_limit_bytes > device.total_bytes:
         message = (

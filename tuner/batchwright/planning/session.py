@@ -12,7 +12,6 @@ from datetime import datetime
 from batchwright.errors import DeviceError, SearchError, TuningFailedError
 from batchwright.planning.comparison.what_if import WhatIfResult, WhatIfs
 from batchwright.planning.finished_tuning import FinishedTuning
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.proofs.coupled_loss import coupling_request, is_undivided
 from batchwright.planning.recommendation import recommend
 from batchwright.planning.search import Failure
@@ -49,7 +48,7 @@ class TuningSession:
         request: the request of the tuning.
         device: the device to probe.
         environment: the environment variables of the runner's probes (``ProbeRunner.environment``).
-        versions, parameters, accumulates, peers: as for ``batchwright.planning.tuning_conditions.conditions_of``.
+        versions, accumulates, peers: as for ``batchwright.planning.tuning_conditions.conditions_of``.
         stages: the stages of its course; by default those of the request.
 
     Attributes:
@@ -71,19 +70,12 @@ class TuningSession:
         *,
         environment: dict[str, str],
         versions: dict[str, str],
-        parameters: SearchParameters = DEFAULT_PARAMETERS,
         accumulates: bool = True,
         peers: Sequence[str] = (),
         stages: Stages | None = None,
     ) -> None:
         self.conditions = conditions_of(
-            request,
-            device,
-            environment=environment,
-            versions=versions,
-            parameters=parameters,
-            accumulates=accumulates,
-            peers=peers,
+            request, device, environment=environment, versions=versions, accumulates=accumulates, peers=peers
         )
         self.expected: ExpectedPeaks | None = None
         self.expected_context_bytes = device.expected_context_bytes or 0

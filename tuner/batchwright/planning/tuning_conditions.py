@@ -19,7 +19,6 @@ from batchwright.planning.accumulation import check_divisible, check_listable, d
 from batchwright.planning.fingerprint import fingerprint, relevant_versions, request_fingerprint
 from batchwright.planning.objectives.by_name import objective_of
 from batchwright.planning.objectives.objective import ObjectiveStrategy
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.planning.search_space import SearchSpace, memory_limit, rank_devices
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo
@@ -41,7 +40,6 @@ class TuningConditions:
         space: the sizes that are searched.
         objective: what the tuning looks for.
         accumulates: whether an update may have several micro-batches.
-        parameters: the tuned constants.
     """
 
     request: TuningRequest
@@ -55,7 +53,6 @@ class TuningConditions:
     space: SearchSpace
     objective: ObjectiveStrategy = field(repr=False)
     accumulates: bool = True
-    parameters: SearchParameters = field(default=DEFAULT_PARAMETERS, repr=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,7 +103,6 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
     *,
     environment: dict[str, str],
     versions: dict[str, str],
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
     accumulates: bool = True,
     peers: Sequence[str] = (),
 ) -> TuningConditions:
@@ -117,7 +113,6 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
         device: the device to probe.
         environment: the environment variables of the probes.
         versions: as from ``batchwright.planning.fingerprint.installed_versions``.
-        parameters: the tuned constants.
         accumulates: whether an update may have several micro-batches. Otherwise the effective batch is the largest
             micro-batch that fits, and the request's is only a bound of it.
         peers: further devices of the same kind, on which the other ranks of the workload may run. On the CPU all ranks
@@ -131,7 +126,7 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
     if request.command is None and request.workload.compile and device.traits.counts_host_memory:
         message = "is not supported on the CPU, where the memory budget would count the compiler too"
         raise SpecError([FieldProblem("compile", message, "True")])
-    limit = memory_limit(request, device, parameters)
+    limit = memory_limit(request, device)
     probe_limit = int(limit * (1.0 - request.memory_margin))
     ranks = request.spec.parallelism.world_size
     share = share_per_rank(request.effective_batch_size, ranks)[0]
@@ -152,7 +147,6 @@ def conditions_of(  # noqa: PLR0913 - what a tuning depends on
         space=space,
         objective=objective,
         accumulates=accumulates,
-        parameters=parameters,
     )
 
 

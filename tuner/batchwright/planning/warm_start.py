@@ -26,7 +26,7 @@ from batchwright.planning.fingerprint import (
     fingerprinted_versions,
     request_content,
 )
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.posterior import last_affine_piece
 from batchwright.planning.tuning_conditions import TuningConditions
 from batchwright.schemas.recommendation import Proof, Recommendation, WarmStart
@@ -90,11 +90,11 @@ def warm_start_from(stored: Recommendation, now: TuningConditions) -> PossibleWa
     if problems:
         raise SpecError(problems, f"warm start from {stored.id}")
     has_fit = any(probe.outcome is Outcome.FIT for probe in stored.evidence.probes)
-    peaks = measured_peaks(stored, now.parameters) or (stored.evidence.expected if has_fit else None)
+    peaks = measured_peaks(stored) or (stored.evidence.expected if has_fit else None)
     return PossibleWarmStart(stored, size=_size_to_confirm(stored, now), peaks=peaks)
 
 
-def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAULT_PARAMETERS) -> ExpectedPeaks | None:
+def measured_peaks(stored: Recommendation) -> ExpectedPeaks | None:
     """The memory curve through the fits of a search; none where there are fewer than two, or memory did not rise.
 
     Updates of a single micro-batch hold no gradients while it runs and lie on another curve, so they are left out.
@@ -105,7 +105,7 @@ def measured_peaks(stored: Recommendation, parameters: SearchParameters = DEFAUL
     used = {fit.micro_batch_size: fit.used_bytes or 0 for fit in fits}
     sizes = sorted(used)
     curve = list(zip(sizes, accumulate((used[size] for size in sizes), max), strict=True))
-    if len(last_affine_piece(curve, parameters)) < 2:  # noqa: PLR2004 - a line needs two points
+    if len(last_affine_piece(curve)) < 2:  # noqa: PLR2004 - a line needs two points
         return None
     points = [ExpectedPeak(micro_batch_size=size, used_bytes=peak) for size, peak in curve]
     resident = [fit.resident_bytes for fit in fits if fit.resident_bytes is not None]
@@ -123,14 +123,14 @@ def confirmed_proof(start: PossibleWarmStart, probes: Sequence[ProbeResult], now
     then = _fit(start.stored)
     if start.size is None or first is None or then is None or first.micro_batch_size != start.size:
         return None
-    tolerance = now.parameters.same_peak_tolerance
+    tolerance = PARAMETERS.same_peak_tolerance
     if first.outcome is not Outcome.FIT or first.brackets or _has_more_room(first, start.stored, tolerance):
         return None
     if (excess := _excess_of_next_size(start, first, then)) is not None:
         if excess.now <= 0.0 < excess.then:  # the confirmed size takes slightly less now
             return None
         if now.device.traits.counts_host_memory and excess.now > tolerance:
-            tolerance = now.parameters.same_cpu_peak_tolerance
+            tolerance = PARAMETERS.same_cpu_peak_tolerance
     pairs = ((first.used_bytes, then.used_bytes), (first.held_bytes, then.held_bytes))  # in tensors, on the device
     is_same = all(one and other and abs(one - other) <= tolerance * other for one, other in pairs)
     return _proof(start.stored, then, first, now) if is_same else None

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from batchwright.planning.learning.workload_family import family_of, family_weight
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, EstimateErrors, SearchParameters
+from batchwright.planning.parameters import PARAMETERS, EstimateErrors
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.residuals import EstimateCorrection, EstimateResidual
 from batchwright.schemas.results import ExpectedPeaks
@@ -64,57 +64,51 @@ def conditions_of(tuning: TuningSession) -> EstimateConditions:
 
 
 def corrected(
-    peaks: ExpectedPeaks,
-    residuals: Sequence[EstimateResidual],
-    conditions: EstimateConditions,
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
+    peaks: ExpectedPeaks, residuals: Sequence[EstimateResidual], conditions: EstimateConditions
 ) -> ExpectedPeaks:
     """The estimate with the correction that the residuals give; unchanged where they are of no use."""
     conditions = replace(conditions, limit_bytes=peaks.usable_bytes or conditions.limit_bytes)
     useful = [
         (residual, weight)
         for residual in residuals
-        if (weight := _similarity(residual, conditions, parameters)) >= parameters.least_residual_weight
+        if (weight := _similarity(residual, conditions)) >= PARAMETERS.least_residual_weight
     ]
     if not useful:
         return peaks
-    correction = _correction(useful, peaks, conditions, parameters)
+    correction = _correction(useful, peaks, conditions)
     return peaks if correction is None else peaks.model_copy(update={"correction": correction})
 
 
 def _correction(
-    residuals: Sequence[tuple[EstimateResidual, float]],
-    peaks: ExpectedPeaks,
-    conditions: EstimateConditions,
-    parameters: SearchParameters,
+    residuals: Sequence[tuple[EstimateResidual, float]], peaks: ExpectedPeaks, conditions: EstimateConditions
 ) -> EstimateCorrection | None:
     """The correction; none where the usual errors of estimates explain the residuals better than a common cause."""
     replayed = peaks.usable_bytes is not None
-    usual = parameters.replay_errors if replayed else parameters.estimate_errors
-    regression, by_regression, by_right_replays = _Regression(parameters), 0.0, 0.0
+    usual = PARAMETERS.replay_errors if replayed else PARAMETERS.estimate_errors
+    regression, by_regression, by_right_replays = _Regression(), 0.0, 0.0
     for residual, similarity in residuals:
         low, high = residual.fit.expected_bytes, residual.failed_expected_bytes
         failed, step = (low + high) / 2, abs(high - low) / math.sqrt(12.0)  # uniform between the fit and the failure
         parts = _parts(residual.limit_bytes, residual.zero_expected_bytes, conditions.limit_bytes)
         missed = 1.0 - failed / residual.limit_bytes
-        weight = similarity / (1.0 + (step / residual.limit_bytes / parameters.residual_spread) ** 2)
+        weight = similarity / (1.0 + (step / residual.limit_bytes / PARAMETERS.residual_spread) ** 2)
         by_regression += regression.log_density(parts, missed, weight)
         by_regression -= _log_density(missed, regression.spread**2 * (1.0 / weight - 1.0), usual)
-        variance = parameters.residual_spread**2 * (1.0 / weight - 1.0)
-        by_right_replays += _log_density(missed, variance, parameters.right_replay_errors)
+        variance = PARAMETERS.residual_spread**2 * (1.0 / weight - 1.0)
+        by_right_replays += _log_density(missed, variance, PARAMETERS.right_replay_errors)
         by_right_replays -= _log_density(missed, variance, usual)
         regression.observe(parts, missed, weight)
     weight = math.fsum(similarity for _, similarity in residuals)
     if replayed and by_right_replays > max(0.0, by_regression):
-        return _right_replays(len(residuals), min(weight, math.expm1(by_right_replays)), parameters)
+        return _right_replays(len(residuals), min(weight, math.expm1(by_right_replays)))
     if by_regression < 0.0:
         return None
-    return _by_regression(regression, residuals, peaks, conditions, parameters)
+    return _by_regression(regression, residuals, peaks, conditions)
 
 
-def _right_replays(tunings: int, weight: float, parameters: SearchParameters) -> EstimateCorrection:
+def _right_replays(tunings: int, weight: float) -> EstimateCorrection:
     """The correction of replays that were right so far: none, but with their small error."""
-    ((level_error, slope_error, _),) = parameters.right_replay_errors
+    ((level_error, slope_error, _),) = PARAMETERS.right_replay_errors
     return EstimateCorrection(
         tunings=tunings, weight=weight, level=1.0, level_error=level_error, slope=1.0, slope_error=slope_error
     )
@@ -125,20 +119,19 @@ def _by_regression(
     residuals: Sequence[tuple[EstimateResidual, float]],
     peaks: ExpectedPeaks,
     conditions: EstimateConditions,
-    parameters: SearchParameters,
 ) -> EstimateCorrection:
     """The correction that a regression over the residuals predicts."""
     missed, error = regression.predict(_parts(conditions.limit_bytes, peaks.used_bytes(0), conditions.limit_bytes))
     growth, growth_error = regression.growth()
-    slope = 1.0 / max(1.0 - growth, parameters.least_growth)
-    usable = _Usable() if conditions.elastic else _usable(residuals, slope, parameters)
+    slope = 1.0 / max(1.0 - growth, PARAMETERS.least_growth)
+    usable = _Usable() if conditions.elastic else _usable(residuals, slope)
     return EstimateCorrection(
         tunings=len(residuals),
         weight=math.fsum(similarity for _, similarity in residuals),
         level=1.0 + slope * missed,
         level_error=slope * error,
         slope=slope,
-        slope_error=math.hypot(slope**2 * growth_error, parameters.residual_slope_spread),
+        slope_error=math.hypot(slope**2 * growth_error, PARAMETERS.residual_slope_spread),
         usable=usable.share,
         usable_error=usable.error,
         whole_limit=usable.whole_limit,
@@ -164,13 +157,13 @@ class _Usable:
     whole_limit: float = 0.0
 
 
-def _usable(residuals: Sequence[tuple[EstimateResidual, float]], slope: float, parameters: SearchParameters) -> _Usable:
+def _usable(residuals: Sequence[tuple[EstimateResidual, float]], slope: float) -> _Usable:
     """The weighted mean of the shares, and the probability that the limit itself explains them.
 
     The limit explains a residual if it lies between the peaks of the size that fits and of the one that fails. The
     other explanation, fragmentation, may put them anywhere within its error.
     """
-    (_, whole), (fragmentation, lost) = parameters.limit_errors
+    (_, whole), (fragmentation, lost) = PARAMETERS.limit_errors
     found, log_odds = [], math.log(whole / lost)
     for residual, similarity in residuals:
         low = residual.fit.measured_bytes / residual.limit_bytes
@@ -184,11 +177,11 @@ def _usable(residuals: Sequence[tuple[EstimateResidual, float]], slope: float, p
     return _Usable(mean, math.hypot(_USABLE_SPREAD, 1.0 / math.sqrt(total)), 1.0 / (1.0 + math.exp(-log_odds)))
 
 
-def _similarity(residual: EstimateResidual, conditions: EstimateConditions, parameters: SearchParameters) -> float:
+def _similarity(residual: EstimateResidual, conditions: EstimateConditions) -> float:
     """The weight of a residual for the new estimate, from 0 to 1."""
-    weight = family_weight(residual.family, conditions.family, parameters)
+    weight = family_weight(residual.family, conditions.family)
     if _without_python(residual.versions) != _without_python(conditions.versions):
-        weight *= parameters.other_versions_weight
+        weight *= PARAMETERS.other_versions_weight
     distance = math.log2(conditions.limit_bytes / residual.limit_bytes)
     return weight / (1.0 + distance**2)
 
@@ -212,14 +205,14 @@ class _Regression:
     All variances are in units of the variance of the observations, of which ``_squares / _count`` is the estimate.
     """
 
-    def __init__(self, parameters: SearchParameters) -> None:
-        spread = parameters.residual_spread
+    def __init__(self) -> None:
+        spread = PARAMETERS.residual_spread
         self._means = [0.0, 0.0, 0.0]
         self._covariances = [
             [(error / spread) ** 2 if row == column else 0.0 for column in range(3)]
-            for row, error in enumerate(parameters.residual_errors)
+            for row, error in enumerate(PARAMETERS.residual_errors)
         ]
-        self._count = parameters.residual_prior_tunings
+        self._count = PARAMETERS.residual_prior_tunings
         self._squares = self._count * spread**2
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchwright.planning.parameters import DEFAULT_PARAMETERS
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.residuals import EstimateResidual
 
@@ -22,11 +22,11 @@ def expect_measured_context(tuning: TuningSession, residuals: Sequence[EstimateR
     The median of these and of the table's figure is taken, by weight: a single measurement under the same versions
     outweighs the table, while those under other versions do so together.
     """
-    found = [(tuning.expected_context_bytes, DEFAULT_PARAMETERS.table_context_weight)]
+    found = [(tuning.expected_context_bytes, PARAMETERS.table_context_weight)]
     for residual in residuals:
         if residual.context_bytes is not None:
             same = all(residual.versions.get(name) == tuning.conditions.versions.get(name) for name in _VERSIONS)
-            found.append((residual.context_bytes, 1.0 if same else DEFAULT_PARAMETERS.other_versions_weight))
+            found.append((residual.context_bytes, 1.0 if same else PARAMETERS.other_versions_weight))
     tuning.expected_context_bytes = _weighted_median(found)
 
 

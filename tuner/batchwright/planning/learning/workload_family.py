@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 
 _SEPARATOR = "|"
@@ -43,9 +43,9 @@ def _model(model: TransformersModel | ReferenceModel | PythonModel) -> str:
     return f"python {model.target}"
 
 
-def family_weight(one: str, other: str, parameters: SearchParameters = DEFAULT_PARAMETERS) -> float:
+def family_weight(one: str, other: str) -> float:
     """The weight of a residual of one family for another, from 0 to 1: less for each part that differs."""
     (model, *parts), (other_model, *other_parts) = one.split(_SEPARATOR), other.split(_SEPARATOR)
     differing = sum(here != there for here, there in zip(parts, other_parts, strict=True))
-    weight = parameters.other_option_weight**differing
-    return weight if model == other_model else weight * parameters.other_model_weight
+    weight = PARAMETERS.other_option_weight**differing
+    return weight if model == other_model else weight * PARAMETERS.other_model_weight

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from batchwright.planning.accumulation import steps_of
 from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
-from batchwright.planning.parameters import SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.plan_figures import format_rate, optimistic_seconds, possible_sizes, update_seconds
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.results import Outcome, ProbeResult
@@ -30,22 +30,22 @@ class Fastest(ObjectiveStrategy):
 
     @override
     def next_to_time(self, plans: PlanCandidates) -> int | None:
-        share, probes, parameters = plans.share, plans.probes, plans.parameters
+        share, probes = plans.share, plans.probes
         timed = {probe.micro_batch_size for probe in probes if probe.measures_time}
         best = _best(share, probes)
         is_steady = best is not None and not best.allocator_retries
-        possible = possible_sizes(share, plans.largest, probes, repeats=plans.repeats)[-parameters.considered_plans :]
+        possible = possible_sizes(share, plans.largest, probes, repeats=plans.repeats)[-PARAMETERS.considered_plans :]
         thrashing = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
         kept = (size for size in reversed(possible) if not is_steady or size not in thrashing)
         considered = sorted(kept, key=thrashing.__contains__)
         untimed = [size for size in considered if size not in timed]
-        if len(timed) >= parameters.most_timed_plans or not untimed:
+        if len(timed) >= PARAMETERS.most_timed_plans or not untimed:
             return None
-        if best is None or not is_steady or len(timed) < parameters.least_timed_plans:
+        if best is None or not is_steady or len(timed) < PARAMETERS.least_timed_plans:
             return untimed[0]
         optimistic = optimistic_seconds(share, probes)
         promising = min(untimed, key=optimistic)
-        threshold = update_seconds(share, best) * (1.0 - _difference(best, best, parameters))
+        threshold = update_seconds(share, best) * (1.0 - _difference(best, best))
         return promising if optimistic(promising) < threshold else None
 
     @override
@@ -61,7 +61,7 @@ class Fastest(ObjectiveStrategy):
         tied = [
             probe
             for probe in _timed_plans(plans.probes)
-            if update_seconds(plans.share, probe) <= shortest * (1 + _difference(probe, best, plans.parameters))
+            if update_seconds(plans.share, probe) <= shortest * (1 + _difference(probe, best))
         ]
         return min(tied, key=lambda probe: (probe.held_bytes or 0, probe.micro_batch_size)).micro_batch_size
 
@@ -95,7 +95,7 @@ def _timed_plans(probes: Iterable[ProbeResult]) -> list[ProbeResult]:
     return [probe for probe in timed if not probe.allocator_retries] or timed
 
 
-def _difference(one: ProbeResult, other: ProbeResult, parameters: SearchParameters) -> float:
+def _difference(one: ProbeResult, other: ProbeResult) -> float:
     """The smallest relative difference in time that distinguishes two timed plans."""
     noise = [probe.timing.noise if probe.timing else 0.0 for probe in (one, other)]
-    return max(parameters.least_time_difference, parameters.significant_errors * math.hypot(*noise))
+    return max(PARAMETERS.least_time_difference, PARAMETERS.significant_errors * math.hypot(*noise))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from batchwright.planning.accumulation import sizes_for_steps
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.results import ProbeResult
 
@@ -22,14 +21,12 @@ class PlanCandidates:
         largest: the largest size that fits.
         probes: every probe so far.
         repeats: whether plans repeat one size, which divides the share.
-        parameters: the tuned constants.
     """
 
     share: int
     largest: int
     probes: Sequence[ProbeResult]
     repeats: bool = False
-    parameters: SearchParameters = DEFAULT_PARAMETERS
 
 
 class ObjectiveStrategy(ABC):

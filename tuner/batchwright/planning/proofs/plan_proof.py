@@ -29,7 +29,7 @@ from batchwright.planning.accumulation import (
     share_per_rank,
     steps_of,
 )
-from batchwright.planning.parameters import DEFAULT_PARAMETERS, SearchParameters
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.proofs.counted_plans import judge_over_sizes
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import TuningRequest
@@ -102,22 +102,16 @@ def format_window(sizes: Sequence[int]) -> str:
     return " + ".join(str(size) for size in sizes)
 
 
-def prove_plan(
-    request: TuningRequest,
-    size: int,
-    probes: Sequence[ProbeResult],
-    parameters: SearchParameters = DEFAULT_PARAMETERS,
-) -> PlanProof:
+def prove_plan(request: TuningRequest, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
     """The largest plan in micro-batches of at most ``size`` that the probes do not show to fail, and its proof.
 
     Args:
         request: the request, with the effective batch and the ranks.
         size: the micro-batch size that the search or the timing chose.
         probes: every probe.
-        parameters: the tuned constants.
     """
     if request.command is not None:
-        return _prove_plan_of_command(request, size, probes, parameters)
+        return _prove_plan_of_command(request, size, probes)
     shares = share_per_rank(request.effective_batch_size, request.spec.parallelism.world_size)
     failed: list[ProbeResult] = []
     chosen = size
@@ -143,12 +137,10 @@ def prove_plan(
         key=lambda probe: (condensed(probe.micro_batch_sizes) == window, probe.micro_batch_size),
         default=None,
     )
-    return PlanProof(size if failed else chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
+    return PlanProof(size if failed else chosen, share, window, fit, _inconclusive(runs), tuple(failed))
 
 
-def _prove_plan_of_command(
-    request: TuningRequest, size: int, probes: Sequence[ProbeResult], parameters: SearchParameters
-) -> PlanProof:
+def _prove_plan_of_command(request: TuningRequest, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
     """The largest plan of a command that its own run does not show to fail: only a run of its very figures is a proof.
 
     Its micro-batches divide the share, so that after a plan that did not fit the next smaller divisor follows.
@@ -169,7 +161,7 @@ def _prove_plan_of_command(
     fit = next((probe for probe in own if probe.counted is not None and probe.counted.of_plan), None)
     if fit is not None:
         fit = fit.model_copy(update={"counted": judge_over_sizes(fit, probes, share)})
-    return PlanProof(chosen, share, window, fit, _inconclusive(runs, parameters), tuple(failed))
+    return PlanProof(chosen, share, window, fit, _inconclusive(runs), tuple(failed))
 
 
 def _prove_updates_of_command(share: int, ranks: int, size: int, probes: Sequence[ProbeResult]) -> PlanProof:
@@ -197,12 +189,12 @@ def _prove_updates_of_command(share: int, ranks: int, size: int, probes: Sequenc
     return PlanProof(largest, share, (largest,) * made[largest], refusal=refusal)
 
 
-def _inconclusive(runs: Sequence[ProbeResult], parameters: SearchParameters) -> ProbeResult | None:
+def _inconclusive(runs: Sequence[ProbeResult]) -> ProbeResult | None:
     """The run of a plan after which the plan is not run again, although the run shows nothing of memory."""
     untimed = [run for run in runs if not run.measures_time]
     lost = [run for run in untimed if run.outcome is Outcome.LOST]
     others = [run for run in untimed if run.outcome in {Outcome.ERROR, Outcome.TIMED_OUT}]
-    return others[0] if others else lost[-1] if len(lost) >= parameters.most_lost_probes else None
+    return others[0] if others else lost[-1] if len(lost) >= PARAMETERS.most_lost_probes else None
 
 
 def longer_as_plan(fits: Sequence[ProbeResult], size: int, share: int) -> float:
@@ -220,9 +212,7 @@ def longer_as_plan(fits: Sequence[ProbeResult], size: int, share: int) -> float:
 # --- the whole share ---
 
 
-def peak_without_gradients(
-    probes: Sequence[ProbeResult], size: int, parameters: SearchParameters = DEFAULT_PARAMETERS
-) -> float | None:
+def peak_without_gradients(probes: Sequence[ProbeResult], size: int) -> float | None:
     """Extrapolate the peak in bytes at ``size`` in an update of one micro-batch; none without enough measurements.
 
     The peak is on the line through the two largest fits of accumulating updates, less the gradients. Where there is one
@@ -233,7 +223,7 @@ def peak_without_gradients(
     fits = {probe.micro_batch_size: probe for probe in measured}
     if not fits:
         return None
-    complete = {at: fit for at, fit in fits.items() if not _may_be_cut_off(fit, parameters)}
+    complete = {at: fit for at, fit in fits.items() if not _may_be_cut_off(fit)}
     informative = complete or {max(fits): fits[max(fits)]}
     high = informative[max(informative)]
     if high.model is None:
@@ -248,11 +238,11 @@ def peak_without_gradients(
     return high_used + (high_used - low_used) / (high_size - low_size) * (size - high_size) - gradients
 
 
-def _may_be_cut_off(fit: ProbeResult, parameters: SearchParameters) -> bool:
+def _may_be_cut_off(fit: ProbeResult) -> bool:
     """Return whether the limit may have cut off the requests of a process's libraries."""
     if fit.process_peak_bytes is None or fit.limit_bytes is None:
         return False
-    return fit.process_peak_bytes > parameters.saturated_share * fit.limit_bytes
+    return fit.process_peak_bytes > PARAMETERS.saturated_share * fit.limit_bytes
 
 
 def whole_share_proof(share: int, below: Proof) -> Proof:

@@ -40,7 +40,7 @@ class Course:
         conditions = self.conditions
         space = replace(conditions.space, expected=peaks)
         of_command = conditions.request.command is not None
-        self.search = MicroBatchSearch(space, conditions.parameters, of_command=of_command)
+        self.search = MicroBatchSearch(space, of_command=of_command)
         for probe in self.searched:
             self.search.tell(probe)
 
@@ -109,13 +109,11 @@ class Course:
     def candidates(self, proof: Proof) -> PlanCandidates:
         """The plans among which the objective chooses."""
         conditions = self.conditions
-        return PlanCandidates(
-            conditions.share, proof.fits, self.probes, repeats=conditions.repeats, parameters=conditions.parameters
-        )
+        return PlanCandidates(conditions.share, proof.fits, self.probes, repeats=conditions.repeats)
 
     def proof_of(self, size: int, proof: Proof) -> PlanProof:
         """What the probes show of the plan in micro-batches of at most ``size``."""
-        return prove_plan(self.planned_request(proof), size, self.probes, self.conditions.parameters)
+        return prove_plan(self.planned_request(proof), size, self.probes)
 
     # --- reasons to end before the last stage has ended ---
 

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from batchwright.errors import SearchError
 from batchwright.planning.accumulation import plan_window, steps_of
+from batchwright.planning.parameters import PARAMETERS
 from batchwright.planning.proofs.plan_proof import format_window, longer_as_plan, peak_without_gradients
 from batchwright.planning.stages.course import Course
 from batchwright.planning.stages.stage import Stage
@@ -88,11 +89,10 @@ def _can_prove_plan(course: Course, size: int) -> bool:
 
 def _likely_proves_plan(course: Course, size: int) -> bool:
     """Return whether the size is likely the plan's, and running that plan takes only a few times longer."""
-    conditions = course.conditions
     fits = [probe for probe in course.searched if probe.outcome is Outcome.FIT]
     if not fits or not course.search.may_end_with(size):
         return False
-    return longer_as_plan(fits, size, conditions.share) <= conditions.parameters.longest_as_plan
+    return longer_as_plan(fits, size, course.conditions.share) <= PARAMETERS.longest_as_plan
 
 
 def _whole_share(course: Course) -> int | None:
@@ -110,5 +110,5 @@ def _whole_share(course: Course) -> int | None:
         return None
     if share % min(conditions.request.granularity, share):
         return None
-    expected = peak_without_gradients(course.searched, share, conditions.parameters)
+    expected = peak_without_gradients(course.searched, share)
     return share if expected is not None and expected <= conditions.probe_limit_bytes else None
