@@ -90,6 +90,17 @@ def format_share(share: float, decimals: int = 0) -> str:
     return f"{100 * share:.{decimals}f} %"
 
 
+def format_duration(seconds: float) -> str:
+    """Format ``11400`` as ``3 h 10 min``: in at most two units."""
+    left = round(seconds)
+    parts = []
+    for unit, name in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        parts.append((left // unit, name))
+        left %= unit
+    first = next((place for place, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    return " ".join(f"{number:,} {name}" for number, name in parts[first : first + 2] if number) or "0 s"
+
+
 def counted(number: int, noun: str) -> str:
     """Write a number of things, with the plural of the noun by an `s`: ``1 probe``, ``2,000 probes``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from anyio import CapacityLimiter
 
 from batchwright.client.documents.workers import Health
+from batchwright.units import format_duration
 from batchwright_service.application.rules.hardware_matches import workers_with
 from batchwright_service.domain.hardware import need_of_lane
 from batchwright_service.errors import NotReadyError, ServiceError, StoreUnavailableError
@@ -119,35 +120,40 @@ class Readiness:
             depths, stuck = self._read_depths()
         oldest = max((depth.oldest_age_seconds for depth in depths), default=0.0)
         reasons += [
-            f"work waits for {depth.name} ({depth.waiting} in its queue, the oldest for "
-            f"{depth.oldest_age_seconds / 60:,.0f} min), but the device is idle or has no worker "
-            f"(BATCHWRIGHT_READY_QUEUE_SECONDS allows {self._stuck_seconds:g} s)"
-            for depth in stuck
+            f"{cause} ({depth.waiting:,} waiting, the oldest for {format_duration(depth.oldest_age_seconds)})"
+            for depth, cause in stuck
         ]
         if reasons:
-            raise NotReadyError("; ".join(reasons))
+            allowed = (
+                f". BATCHWRIGHT_READY_QUEUE_SECONDS allows {format_duration(self._stuck_seconds)}." if stuck else ""
+            )
+            raise NotReadyError("; ".join(reasons) + allowed)
         not_ready = f"; unready: {', '.join(unready)}" if unready else ""
         workers = f"{len(alive)} of {len(devices)} alive{missing}{not_ready}"
         checks = {"store": "written", "workers": workers, "queue": f"oldest {oldest:.0f} s"}
         commands = self._commands()
         return Health(status="ok", checks=checks | ({"commands": commands} if commands else {}))
 
-    def _read_depths(self) -> tuple[Sequence[QueueDepth], list[QueueDepth]]:
+    def _read_depths(self) -> tuple[Sequence[QueueDepth], list[tuple[QueueDepth, str]]]:
         depths = self._work_queue.depths()
         old = [depth for depth in depths if depth.oldest_age_seconds > self._stuck_seconds]
         if not old:
             return depths, []
         alive = [device for device in self._devices.list() if device.age_seconds <= self._lease_seconds]
-        return depths, [depth for depth in old if _is_stuck(depth, alive)]
+        causes = [(depth, _why_stuck(depth, alive)) for depth in old]
+        return depths, [(depth, cause) for depth, cause in causes if cause is not None]
 
 
-def _is_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> bool:
-    """Return whether a device with waiting work is idle or not served.
+def _why_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> str | None:
+    """Return why waiting work is not taken: its device is idle or not served. None where it waits rightly.
 
     Work for hardware may wait until there is such hardware, and work of several devices until enough are free.
     """
     if depth.lane is None:
-        running = [worker.running_id for worker in alive if worker.served.device.id == depth.device]
-        return not running or None in running
-    need = need_of_lane(depth.lane)
-    return not need.takes_several and any(worker.running_id is None for worker in workers_with(need, alive))
+        workers = [worker for worker in alive if worker.served.device.id == depth.device]
+        if not workers:
+            return f"no worker serves {depth.name}"
+    else:
+        need = need_of_lane(depth.lane)
+        workers = [] if need.takes_several else workers_with(need, alive)
+    return f"a worker of {depth.name} is idle" if any(worker.running_id is None for worker in workers) else None

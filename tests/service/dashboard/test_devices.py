@@ -41,7 +41,8 @@ def busy(start_service: StartService) -> Running:
     with engine_at(service.settings.url) as engine:
         failed: dict[str, Any] = {"problem": PROBLEM.model_dump_json(), "problem_code": PROBLEM.code}
         failed |= {"state": State.FAILED, "slot": SERVED.slot, "device_ms": HOUR_MS}
-        fill(engine, 2, ended_at=int(1000 * time.time()) - DAYS_AGO_MS, **failed)
+        for ago_ms in (DAYS_AGO_MS, DAYS_AGO_MS + 24 * HOUR_MS):
+            fill(engine, 1, ended_at=int(1000 * time.time()) - ago_ms, **failed)
         fill(engine, 1, state=State.FAILED, slot="elsewhere/cpu", ended_at=5)
     for size in (3, 5):
         body = tuning_request(effective_batch_size=size).model_dump(mode="json")
@@ -81,9 +82,9 @@ def test_the_overview_shows_trends_and_cancels_what_waits(busy: Running, browser
         opened.excused = ("503",)
         page = opened.open("/")
         banner = page.get_by_role("alert").filter(has_text="The service is not ready")
-        expect(banner).to_contain_text("1 wait for cuda:7")
+        expect(banner).to_contain_text("A worker of cuda:7 is idle (1 waiting, ")
         page.get_by_role("button", name="7 days").click()
-        expect(page.get_by_role("img", name=re.compile("^2 failures, by six hours, at most 2"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("^2 failures, by six hours, peak 1 "))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("^2 tunings, by six hours"))).to_be_visible()
         waiting = page.locator("#queue tbody tr").filter(has_text="of-5")
         waiting.get_by_role("button", name="Raise the priority of of-5").click()

@@ -361,7 +361,7 @@ def test_untaken_work_makes_the_service_unready(store: Store) -> None:
     store.devices.announce(SERVED)
     store.submissions.add(new_work(IdentifierSource().new("tun")))
     assert readiness_of(store).check().status == "ok"
-    with pytest.raises(NotReadyError, match=r"waits for cpu \(1 in .* idle .*BATCHWRIGHT_READY_QUEUE_SECONDS"):
+    with pytest.raises(NotReadyError, match=r"a worker of cpu is idle \(1 waiting, .*BATCHWRIGHT_READY_QUEUE_SECONDS"):
         readiness_of(store, stuck_seconds=-1.0).check()
 
 

@@ -107,5 +107,5 @@ function expectedWait({ unserved, expected_wait_seconds: wait }) {
   const unknown = "Shown after three tunings or jobs have ended on this device, while a worker serves it";
   return unserved !== null || wait === null
     ? html`<span class="muted" title=${unserved === null ? unknown : null}>${unserved ?? "not known yet"}</span>`
-    : `about ${seconds(Math.round(wait))}`;
+    : wait < 1 ? "until the running work ends" : `about ${seconds(Math.round(wait))}`;
 }

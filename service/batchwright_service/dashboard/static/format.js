@@ -126,7 +126,7 @@ function twoUnits(whole, units) {
   const first = units.findIndex(([size]) => whole >= size);
   const [size, name] = units[first];
   const rest = units[first + 1] === undefined ? 0 : Math.floor((whole % size) / units[first + 1][0]);
-  const major = `${Math.floor(whole / size)} ${name}`;
+  const major = `${count(Math.floor(whole / size))} ${name}`;
   return rest === 0 ? major : `${major} ${rest} ${units[first + 1][1]}`;
 }
 

@@ -10,8 +10,9 @@ import { byId, colour } from "./dom.js";
 import { bytes, bytesExactly, count, number, plural, seconds } from "./format.js";
 import { bestOf, makeHistory } from "./history.js";
 import { ENDED, poll } from "./live.js";
+import { planInWords } from "./plan.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
-import { Card, failure, runFacts, useWork, Waiting, WorkPage } from "./work.js";
+import { Card, deviceOf, failure, runFacts, useWork, Waiting, WorkPage } from "./work.js";
 
 const GIB = 1024 ** 3;
 const MIB = 1024 ** 2;
@@ -82,7 +83,7 @@ function sections(work, job, history) {
   return html`
     ${failures(job)}
     <section class="card answer" id="answer" aria-labelledby="answer-title">
-      ${job.state === "QUEUED" ? html`<div id="progress"><${Waiting} work=${work} /></div>` : html`<h2 id="answer-title">${headlineOf(job)}</h2><div id="progress">${progressBar(job)}</div>`}
+      ${job.state === "QUEUED" ? html`<div id="progress" class="stack"><${Waiting} work=${work} /></div>` : html`<h2 id="answer-title">${headlineOf(job)}</h2><div id="progress">${progressBar(job)}</div>`}
       ${result && job.directory && html`<p>${ofWorkload(job) ? "Checkpoints and weights" : "Its files"} are in <code>${job.directory}</code> <${CopyButton} text=${job.directory} /></p>`}
       <p class="small links"><span>Recommendation: ${linkTo("recommendations", job.recommendation_id)}</span>${tuning && html`<span>Tuning: ${linkTo("tunings", tuning)}</span>`}</p>
     </section>
@@ -95,8 +96,9 @@ function sections(work, job, history) {
     <//>`}
     <${Card} name="facts" title="Run"><div id="facts">${definitions([
       ...nameFacts(job, "jobs"),
+      ["Plan", job.recommendation.plan && planInWords(job.recommendation.plan.micro_batch_sizes)],
       ["Effective batch size", `${count(job.effective_batch_size)} samples`],
-      ["Device", job.device ?? job.hardware],
+      ["Device", deviceOf(job)],
       ["Updates", totalOf(job) && count(totalOf(job))],
       ["Checkpoint every", ofWorkload(job) && plural(job.training.checkpoint_every, "update")],
       ...runFacts(job),
@@ -179,7 +181,7 @@ function noiseFigure(found, { inWords = true } = {}) {
   }
   const { samples, lower_samples: lower, upper_samples: upper, message } = found;
   const whole = (value) => count(Math.round(value));
-  const figure = samples !== null && upper !== null ? `${whole(samples)} samples (95%: ${whole(lower)} to ${whole(upper)})` : lower !== null ? `at least ${whole(lower)} samples` : "not known";
+  const figure = samples !== null && upper !== null ? `${whole(samples)} samples (95 %: ${whole(lower)} to ${whole(upper)})` : lower !== null ? `at least ${whole(lower)} samples` : "not known";
   return html`<span>${figure}${inWords && html`<span class="muted small"> ${message}.</span>`}</span>`;
 }
 
@@ -277,7 +279,9 @@ function Checkpoints({ path, job: { training, progress, state } }) {
     const waiting = setTimeout(read, items === null ? 0 : 1000 * LOG_SECONDS);
     return () => clearTimeout(waiting);
   }, [written, state]);
-  const none = emptyState({ title: "No checkpoint yet", text: `One is written every ${plural(training.checkpoint_every, "update")}, and at the end.` });
+  const { checkpoint_every: every, updates } = training;
+  const text = updates < every ? `One is written at the end, after update ${count(updates)}.` : `One is written every ${plural(every, "update")}, and at the end.`;
+  const none = emptyState({ title: "No checkpoint yet", text });
   return items && html`<${Card} name="checkpoints" title="Checkpoints"><div id="checkpoints">
     ${items.length > 0 ? html`<${Table} caption="Checkpoints" columns=${CHECKPOINTS} rows=${items} keyOf=${(row) => row.update} />` : none}
   </div><//>`;
@@ -294,7 +298,7 @@ function Log({ path, job }) {
   useEffect(() => {
     const polling = poll(async (signal) => {
       const response = await request("GET", addressOf(`${path}/logs`, { tail: LOG_BYTES }), undefined, { signal, headers: { Accept: "text/plain, application/problem+json" } });
-      setText((await textOf(response)) || "The log is empty.");
+      setText((await textOf(response)) || (state.current === "QUEUED" ? "The log begins when the job starts." : "The log is empty."));
       setProblem(null);
       if (ENDED.has(state.current)) {
         polling.stop();

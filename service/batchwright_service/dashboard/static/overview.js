@@ -1,12 +1,12 @@
 /** The overview: key figures, running work, devices, the queue, failures and gains. */
 
-import { ApiProblem, get, may } from "./api.js";
+import { addressOf, ApiProblem, get, may } from "./api.js";
 import { alertBox, both, emptyState, problemAlert, scopeAlert, Section, Segments, tag, time } from "./components.js";
 import { Table } from "./data_table.js";
 import { withDetails } from "./device_words.js";
 import { deviceLink, holder, hostOf, memory, queue, worker, workLink } from "./devices.js";
 import { byId } from "./dom.js";
-import { count, number, percent, plural, seconds, timeText } from "./format.js";
+import { count, number, percent, plural, seconds, sentences, timeText } from "./format.js";
 import { usePolled } from "./hooks.js";
 import { occupancyOf, strip } from "./occupancy.js";
 import { html, render, useState } from "./preact-htm.js";
@@ -36,11 +36,11 @@ function Fleet({ now: { data, problem, now: again } }) {
   const { data: summary, problem: failure } = usePolled((signal) => get("/v1/summary", { query: { period }, signal }), SUMMARY_SECONDS, period);
   return html`
     ${summary && !Object.values({ ...summary.tunings, ...summary.jobs }).some(Boolean) && html`<${Welcome} />`}
-    ${readiness?.detail && alertBox("bad", "The service is not ready", readiness.detail, html`<p><a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`)}
+    ${readiness?.detail && notReady(readiness.detail)}
     ${[problem, failure].filter(Boolean).map((each) => problemAlert(each))}
     <section aria-label="Key figures" class="stack">
       <${Segments} label="Period" options=${PERIODS} value=${period} onChange=${setPeriod} />
-      <div id="figures" class="card figures">${summary ? figures(summary, data?.devices) : html`<p class="muted">Loading…</p>`}</div>
+      <div id="figures" class="card figures">${summary ? figures(summary, data) : html`<p class="muted">Loading…</p>`}</div>
       ${summary && html`<div class="trends">${trends(summary.trend, period)}</div>`}
     </section>
     <${Running} work=${data?.running} />
@@ -73,6 +73,13 @@ async function readReadiness(signal) {
   }
 }
 
+/** Why the service is not ready; then, in small, which setting decides it. */
+function notReady(detail) {
+  const [reasons, ...setting] = sentences(detail);
+  const more = html`<p class="small">${setting.join(" ")} <a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`;
+  return alertBox("bad", "The service is not ready", `${reasons[0].toUpperCase()}${reasons.slice(1)}`, more);
+}
+
 async function readNow(signal) {
   const [running, served, waiting] = await Promise.all([
     readRunning(signal),
@@ -84,37 +91,44 @@ async function readNow(signal) {
 
 // --- key figures ----------------------------------------------------------------------------------------------------
 
-function figures({ tunings, infeasible, jobs, device_seconds: slots, recommendation_hits: stored, gains }, served) {
+function figures({ tunings, infeasible, jobs, device_seconds: slots, recommendation_hits: stored, gains }, now) {
   const sum = (...states) => states.reduce((total, state) => total + (tunings[state] ?? 0) + (jobs[state] ?? 0), 0);
   const probes = slots.reduce((total, slot) => total + slot.probes_seconds, 0);
   const training = slots.reduce((total, slot) => total + slot.jobs_seconds, 0);
-  const busy = served?.filter((row) => row.running_id !== null).length;
+  const busy = now?.devices.filter((row) => row.running_id !== null).length;
+  const unserved = [...new Set(now?.queue.filter((row) => row.unserved !== null && row.device !== null).map((row) => row.device))];
+  const links = (state) => [["tuning", tunings], ["job", jobs]].filter(([, counts]) => counts[state] > 0).map(([kind, counts], at) =>
+    html`${at > 0 && ", "}<a href=${addressOf(`/${PATHS[kind]}`, { state })}>${plural(counts[state], kind)}</a>`);
+  const others = [["nothing fits", infeasible], ["cancelled", sum("CANCELLED")]].filter(([, found]) => found > 0);
   return [
     ["Running", count(sum("RUNNING", "CANCELLING"))],
-    ["Waiting", count(sum("QUEUED"))],
-    ["Devices busy", served === undefined ? "–" : `${busy} of ${served.length}`],
-    ["Failed", count(sum("FAILED")), `${count(sum("SUCCEEDED") - infeasible)} succeeded, ${infeasible > 0 ? `${count(infeasible)} without a plan, ` : ""}${count(sum("CANCELLED"))} cancelled`],
-    ["Speedup", speedupWords(gains), gainNote(gains)],
+    ["Waiting", count(sum("QUEUED")), links("QUEUED")],
+    ["Devices busy", now === null ? "–" : `${busy} of ${now.devices.length}`, unserved.map((device) => `${device} has no worker`).join(", ")],
+    ["Succeeded", count(sum("SUCCEEDED") - infeasible), others.map(([name, found]) => `${name}: ${count(found)}`).join(", ")],
+    ["Failed", count(sum("FAILED")), links("FAILED")],
+    gains.speedup !== null ? ["Speedup", speedupWords(gains), gainNote(gains)] : gains.memory_gain !== null && [`Memory use ${wayOf(gains.memory_gain)} by`, pointsOf(gains.memory_gain), `of the limit, median of ${plural(gains.recommendations, "recommendation")}`],
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
-    ["Answered without probes", percent(stored.hit_rate), `${count(stored.hits)} of ${plural(stored.hits + stored.misses, "submitted tuning")}`],
-  ].map(([label, value, note]) => html`<div><div class="figure-label">${label}</div><div class="figure-value">${value}</div>${note && html`<div class="muted small">${note}</div>`}</div>`);
+    ["Answered without probes", percent(stored.hit_rate), `${count(stored.hits)} of ${count(stored.hits + stored.misses)} that looked for a stored answer`],
+  ].filter(Boolean).map(([label, value, note]) => html`<div><div class="figure-label">${label}</div><div class="figure-value">${value}</div>${note && html`<div class="muted small">${note}</div>`}</div>`);
 }
 
 /** How a period went, as columns: tunings, failures, and the speedup of what was recommended. */
 function trends(points, period) {
   const sum = (name) => points.reduce((total, point) => total + point[name], 0);
   const latest = points.findLast(({ speedup }) => speedup !== null)?.speedup ?? null;
-  const parts = { "24h": "by hour", "7d": "by six hours", all: "by day, the last 30 days" }[period];
+  const [parts, part, begin] = { "24h": ["by hour", "per hour", "24 h ago"], "7d": ["by six hours", "in six hours", "7 days ago"], all: ["by day", "per day", "30 days ago"] }[period];
   return [
-    ["tunings", plural(sum("tunings"), "tuning"), (value) => count(value)],
-    ["failures", plural(sum("failures"), "failure"), (value) => count(value)],
+    ["tunings", plural(sum("tunings"), "tuning"), count],
+    ["failures", plural(sum("failures"), "failure"), count],
     latest !== null && ["speedup", `${number(latest, 3)}× median speedup, latest`, (value) => `${number(value, 3)}×`],
-  ].filter(Boolean).map(([name, text, valueText]) => {
+  ].filter((trend) => trend && points.filter((point) => point[trend[0]] > 0).length > 1).map(([name, text, valueText]) => {
+    const peak = `peak ${valueText(Math.max(...points.map((point) => point[name] ?? 0)))}${valueText === count ? ` ${part}` : ""}`;
     const most = Math.max(...points.map((point) => point[name] ?? 0));
     const width = 100 / points.length;
     const bars = points.map((point, at) => point[name] > 0 && html`<rect key=${at} x=${at * width} width=${0.8 * width} y=${30 - (28 * point[name]) / most} height=${(28 * point[name]) / most}><title>${timeText(point.start)}: ${valueText(point[name])}</title></rect>`);
-    return html`<div class="card trend trend-${name}"><div class="card-head"><b>${text}</b><span class="muted small">${parts}${most > 0 && `, at most ${valueText(most)}`}</span></div>
-      <svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="${text}, ${parts}, at most ${valueText(most)}"><line x1="0" x2="100" y1="30" y2="30" />${bars}</svg></div>`;
+    return html`<div class="card trend trend-${name}"><div class="card-head"><b>${text}</b><span class="muted small">${peak}</span></div>
+      <svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="${text}, ${parts}, ${peak}"><line x1="0" x2="100" y1="30" y2="30" />${bars}</svg>
+      <div class="trend-ends muted small"><span>${begin}</span><span>now</span></div></div>`;
   });
 }
 
@@ -123,18 +137,21 @@ function speedupWords({ speedup, speedups, measured }) {
   return speedup === null ? "–" : `${measured < speedups ? "~" : ""}${number(speedup, 3)}×`;
 }
 
+function wayOf(difference) {
+  return difference < 0 ? "down" : "up";
+}
+
+function pointsOf(difference) {
+  return plural(Math.round(100 * Math.abs(difference)), "point");
+}
+
 /** A difference of two shares of the memory limit, in percentage points. */
-function points(share) {
-  return share === null ? "–" : `${share < 0 ? "−" : "+"}${count(Math.round(100 * Math.abs(share)))} percentage points`;
+function points(difference) {
+  return difference === null ? "–" : `${wayOf(difference)} by ${pointsOf(difference)}`;
 }
 
 function gainNote({ recommendations, speedups, measured, memory_gain: memory }) {
-  if (recommendations === 0) {
-    return "no recommendation with a baseline";
-  }
-  const all = plural(recommendations, "recommendation");
-  const source = speedups === 0 ? `${all}, none of them timed` : `median of ${all}, ${count(measured)} measured, ${count(speedups - measured)} estimated`;
-  return `${source}; memory use ${points(memory)}`;
+  return `median of ${plural(recommendations, "recommendation")}, ${count(measured)} measured, ${count(speedups - measured)} estimated; memory use ${points(memory)}`;
 }
 
 const FAILURES = [
@@ -151,18 +168,18 @@ function failures(rows) {
 }
 
 const SPENT = [
-  { title: "Slot", class: "model", cell: (row) => deviceLink(row.slot) },
+  { title: "Device", class: "model", cell: (row) => deviceLink(row.slot) },
   { title: "Probes", class: "number", cell: (row) => seconds(row.probes_seconds) },
   { title: "Jobs", class: "number", cell: (row) => seconds(row.jobs_seconds) },
 ];
 
 function spent(rows) {
-  return rows.length > 0 && html`<${Table} caption="Device time by slot" showCaption columns=${SPENT} rows=${rows} keyOf=${(row) => row.slot} />`;
+  return rows.length > 0 && html`<${Table} caption="Device time" showCaption columns=${SPENT} rows=${rows} keyOf=${(row) => row.slot} />`;
 }
 
 const GAINED = [
   { title: "Model", class: "model", cell: (row) => html`<a href="/recommendations?model=${encodeURIComponent(row.model)}">${row.model}</a>` },
-  { title: "Median speedup", class: "nowrap", cell: speedupWords },
+  { title: "Median speedup", class: "nowrap", cell: speedupWords, value: (row) => row.speedup },
   { title: "Memory use", class: "number", cell: (row) => points(row.memory_gain) },
   { title: "Recommendations", class: "number", cell: (row) => count(row.recommendations) },
 ];

@@ -47,7 +47,7 @@ function probes(work) {
   if (last === undefined) {
     return html`<p class="small">${work.probes > 0 ? plural(work.probes, "probe") : "The first probe is running"}</p>`;
   }
-  return html`<p class="small latest">${plural(work.detail.length, "probe")}; last: micro-batch ${count(last.micro_batch_size)}, peak ${peakWords(last)} ${badge(last.outcome)}</p>`;
+  return html`<p class="small">${plural(work.detail.length, "probe")}; last: micro-batch ${count(last.micro_batch_size)}, <span class="nowrap">peak ${peakWords(last)} ${badge(last.outcome)}</span></p>`;
 }
 
 function progress({ detail }) {

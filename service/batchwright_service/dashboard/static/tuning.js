@@ -13,7 +13,7 @@ import { ENDED } from "./live.js";
 import { memoryFigure, memoryInWords, modelOf, sizeWords, speedFigure } from "./memory_chart.js";
 import { html, render, useState } from "./preact-htm.js";
 import { asCommand, asCurl, raisedLimit, submissionAgain } from "./reproduce.js";
-import { Card, failure, runFacts, useWork, Waiting, WorkPage } from "./work.js";
+import { Card, deviceOf, failure, runFacts, useWork, Waiting, WorkPage } from "./work.js";
 
 function TuningPage() {
   const [probes, setProbes] = useState([]);
@@ -124,7 +124,7 @@ function facts(tuning) {
   const { request, recommendation } = tuning;
   return [
     ...nameFacts(tuning, "tunings"),
-    ["Device", tuning.device ?? tuning.hardware],
+    ["Device", deviceOf(tuning)],
     ["Effective batch size", `${count(request.effective_batch_size)} samples`],
     ...workloadFacts(request.spec),
     ["Objective", request.objective.replaceAll("_", " ")],

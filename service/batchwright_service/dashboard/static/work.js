@@ -137,27 +137,36 @@ export function Card({ name, title, aside, children }) {
 export function Waiting({ work }) {
   const { queue, priority } = work.current;
   const moved = (found) => work.change((before) => ({ ...before, priority: found.priority }));
-  return html`<h2 id="answer-title">${positionInWords(queue)}</h2>
-    <p>${queue?.unserved ? "It starts once a worker can take it. Otherwise cancel it, and choose another card." : "It starts by itself when its device is free."} <a href="/">The whole queue</a></p>
-    <div class="page-actions"><span>Priority ${priority}</span>${may(work.writeScope) && isOwn(work.current) && html`<${Moves} row=${{ ...work.current, kind: work.kind }} done=${moved} onProblem=${work.complain} texts=${["Raise", "Lower"]} />`}</div>`;
+  return html`<h2 id="answer-title">${positionInWords(work.current)}</h2>
+    <p>${startInWords(queue)} <a href="/#queue-title">The whole queue</a></p>
+    <div class="page-actions"><span>Priority ${priority} <span class="muted">(a higher number starts first)</span></span>${may(work.writeScope) && isOwn(work.current) && html`<${Moves} row=${{ ...work.current, kind: work.kind }} done=${moved} onProblem=${work.complain} texts=${["Raise", "Lower"]} />`}</div>`;
 }
 
-/** A position in the queue in words, with the expected wait where one is known. */
-function positionInWords(queue) {
-  if (queue === null) {
-    return "Waiting for its device.";
+/** A position in the queue in words: "Next on cpu". */
+function positionInWords({ queue, device, hardware }) {
+  const place = queue && ({ 1: "Next", 2: "Second" }[queue.position] ?? `Number ${count(queue.position)}`);
+  return `${place ?? "Waiting"} ${place ? "on" : "for"} ${device ?? hardware}${queue?.unserved ? `: ${queue.unserved}` : ""}`;
+}
+
+/** When the work starts, and what may be done until then. */
+function startInWords(queue) {
+  const wait = queue?.expected_wait_seconds ?? null;
+  if (queue?.unserved) {
+    return "It starts once a worker can take it. Otherwise cancel it, and choose another device.";
   }
-  const wait = queue.expected_wait_seconds;
-  const expected = queue.unserved !== null ? `: ${queue.unserved}` : wait === null ? "" : wait < 1 ? ", expected to start soon" : `, expected to start in about ${seconds(wait)}`;
-  return `Position ${count(queue.position)} in its queue${expected}.`;
+  return wait === null ? "It starts by itself when its device is free." : wait < 1 ? "It starts when the running work ends." : `It starts in about ${seconds(wait)}.`;
 }
 
-/** The times, the slot and the owner of the work, for `definitions`. */
+/** The device of work: of the host that took it, as a link; before that, what it needs. */
+export function deviceOf({ slot, device, hardware }) {
+  return slot ? deviceLink(slot) : device ?? hardware;
+}
+
+/** The times and the owner of the work, for `definitions`. */
 export function runFacts(work) {
   return [
     ["Submitted", time(work.created_at)],
     ["Duration", took(work)],
-    ["Slot", work.slot && deviceLink(work.slot)],
     ["Attempts", work.attempts > 1 ? `${work.attempts}: taken over or restarted` : null],
     ["Owner", work.key_id && html`<span title=${work.key_id}>${work.owner ?? work.key_id}</span>`],
   ];
