@@ -26,8 +26,8 @@ from batchwright_service.store.database.transactions import open_engine
 from batchwright_service.store.models import Beat, Claim, Ending
 from batchwright_service.store.store import Store
 from batchwright_service.worker.heartbeat import Heartbeat
+from batchwright_service.worker.idle_pause import IdlePause
 from batchwright_service.worker.lease import LeaseHolder, LeaseTerms
-from batchwright_service.worker.work_loop import IdlePause
 from batchwright_service.worker.worker_settings import WorkerSettings
 from batchwright_service.worker_bootstrap import worker_connections
 

@@ -9,7 +9,7 @@ SLOT_SECONDS = 5.0
 """A worker that starts waits for the end of the process that served its device before: ``worker.slot``."""
 NOTIFICATION_SECONDS = 300.0
 """An idle worker waits for a notification of new work. It then asks for one anew, in case that its row was changed from
-outside: ``worker.work_loop``."""
+outside: ``worker.idle_pause``."""
 CLAIM_SECONDS = 10.0
 """A claim waits for a place in the line for the lock of claims. A worker that is asked to stop may wait for as long:
 ``store.database.claim_admission``."""

@@ -4,10 +4,9 @@ The pipeline, in one process with one worker per device:
 
 1. ``coordinator`` starts, wakes and stops the workers, also by notifications of the database. In `batchwright serve`
    they run in a child process (``hosting``). One ``heartbeat`` renews the leases and announces the devices of all.
-2. ``device_worker`` takes its device (``slot``) and starts the thread of ``work_loop``, which has work claimed and run,
-   with pauses while none waits.
-3. ``lease`` claims work and holds the lease in use: the heartbeat renews it, and stop requests reach the running work
-   through it.
+2. ``device_worker`` takes its device (``slot``) and starts its thread, which claims work and has it run, with pauses
+   while none waits (``idle_pause``).
+3. ``lease`` holds the lease in use: the heartbeat renews it, and stop requests reach the running work through it.
 4. ``attempts`` runs a claim and records its ending, or hands the work back to the queue.
 5. ``runner`` runs one tuning or job. ``batchwright.driving.loop`` drives a tuning, whose probes its hooks here record.
 6. ``executors`` runs a tuning or a job in processes of the host.

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from batchwright.system.host_failures import HostFailure
 from batchwright_service.observability.logging import rate_limited_logger
@@ -22,13 +21,6 @@ Check = Callable[[int], HostFailure | None]
 """Checks the host, given the bytes that must be free on its disk."""
 
 
-class HealthListener(Protocol):
-    """A callback for changes of health."""
-
-    def __call__(self, cause: str | None) -> None:
-        """Receive the code of a trouble, or None when the host is healthy."""
-
-
 class HostHealth:
     """The health of one device's host, checked at intervals, and after each trouble before more work is taken.
 
@@ -37,7 +29,7 @@ class HostHealth:
     Args:
         name: the name of the device in the log.
         check: checks the host.
-        listener: called at each trouble, and at its end.
+        listener: called at each trouble with its code, and at its end with None.
         clock: monotonic seconds.
     """
 
@@ -45,7 +37,7 @@ class HostHealth:
         self,
         name: str,
         check: Check,
-        listener: HealthListener = lambda cause: None,  # noqa: ARG005 - the default does nothing
+        listener: Callable[[str | None], None] = lambda _cause: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name

@@ -1,23 +1,19 @@
-"""Claims of work for one device, and the lease in use: its renewal, expiry and stop requests."""
+"""The lease in use: its renewal, expiry and stop requests."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
 from batchwright.client.documents.states import State
-from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.domain import lease_waits
 from batchwright_service.errors import StaleLeaseError, StoreBrokenError, StoreUnavailableError
 from batchwright_service.observability.logging import rate_limited_logger
-from batchwright_service.store.leases import LeaseStore
-from batchwright_service.store.models import BeatReply, Claim, Lease
-from batchwright_service.worker.worker_settings import Assignment
+from batchwright_service.store.models import BeatReply, Lease
 
 _log = logging.getLogger(__name__)
 
@@ -123,49 +119,3 @@ class LeaseHolder:
                     raise StaleLeaseError(f"the store could not be reached before the lease ended: {error}") from error
                 self._warnings.warning("cannot write to the store, trying again: %s", error)
                 time.sleep(_RETRY_SECONDS)
-
-
-class WorkClaimer:
-    """Claim work for a device, one piece at a time. Any thread may use the lease holder, or request a stop."""
-
-    def __init__(
-        self, leases: LeaseStore, served: ServedDevice, terms: LeaseTerms, assignment: Assignment | None = None
-    ) -> None:
-        self._leases = leases
-        self.served = served
-        self._terms = terms
-        self._assignment = assignment
-        self.holder: LeaseHolder | None = None
-        """The lease in use, or None."""
-        self._stop: StopReason | None = None
-
-    @contextmanager
-    def next(self) -> Iterator[tuple[Claim, LeaseHolder] | None]:
-        """Claim the next piece of work, and hold its lease within the block; None when no work waits.
-
-        Raises:
-            StoreUnavailableError: when the store cannot be reached.
-        """
-        claimed_at = time.monotonic()
-        if self._assignment is None:
-            claim = self._leases.claim(self.served, self._terms.lease_seconds)
-        else:
-            claim = self._leases.claim_work(self._assignment.work_id, self.served, self._terms.lease_seconds)
-            beside = tuple(f"{self.served.host}/{device}" for device in self._assignment.beside)
-            claim = None if claim is None else replace(claim, other_slots=beside)
-        if claim is None:
-            yield None
-            return
-        holder = self.holder = LeaseHolder(claim.lease, self._terms, claimed_at)
-        try:
-            if self._stop is not None:
-                holder.request(self._stop)
-            yield claim, holder
-        finally:
-            self.holder = None
-
-    def request_stop(self, reason: StopReason) -> None:
-        """Request the running work, and work that is claimed later, to stop."""
-        self._stop = reason if self._stop is None else max(self._stop, reason)
-        if (holder := self.holder) is not None:
-            holder.request(self._stop)

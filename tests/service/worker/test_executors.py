@@ -18,7 +18,7 @@ from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, RunProgress, TrainingResult
 from batchwright.system.files import lock_directory
 from batchwright.training.launching.launcher import TrainingProcess
-from batchwright_service.worker.executors.base import DeviceBusyError, Executor, GraceSeconds, OnProgress, TrainingRun
+from batchwright_service.worker.executors.base import Executor, GraceSeconds, OnProgress, TrainingRun
 from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request
 from tests.support.service.processes import are_gone
@@ -113,39 +113,13 @@ def test_a_running_check_is_stopped(make: MakeExecutor) -> None:
         tune(make(SlowCheck(8)), lambda: 0.0)
 
 
-def test_one_thing_at_a_time(make: MakeExecutor) -> None:
-    """A second call while one runs is refused, and the device is free again afterwards."""
-    started, stop = threading.Event(), threading.Event()
-    executor = make(ScriptedRunner(8, until_stopped(started)))
-    errors: list[Exception] = []
-
-    def first() -> None:
-        try:
-            tune(executor, lambda: 0.0 if stop.is_set() else None)
-        except ProbeCancelledError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert started.wait(240)
-    with pytest.raises(DeviceBusyError, match="cpu"):
-        tune(executor)
-    stop.set()
-    thread.join()
-    assert len(errors) == 1
-    with pytest.raises(ProbeCancelledError):
-        tune(executor, lambda: 0.0)
-
-
-def test_closing_closes_the_runner_once_and_for_all(make: MakeExecutor) -> None:
-    """A closed executor refuses work; closing again does nothing."""
+def test_closing_closes_the_runner(make: MakeExecutor) -> None:
+    """Closing again does nothing."""
     runner = ScriptedRunner(8)
     executor = make(runner)
     executor.close()
     executor.close()
     assert runner.closed
-    with pytest.raises(DeviceBusyError, match="closed"):
-        tune(executor)
 
 
 def test_a_run_is_stopped_and_goes_on_to_its_end(make: MakeExecutor, tmp_path: Path) -> None:

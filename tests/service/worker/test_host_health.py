@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
+from typing_extensions import override
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
@@ -179,14 +180,15 @@ class Filling(LocalExecutor):
         self.filled = filled
         self.done = False
 
-    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+    @override
+    def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         def report_and_fill(updates: Sequence[RunProgress]) -> None:
             if updates and not self.done:
                 self.done = True
                 self.filled()
             on_progress(updates)
 
-        return super()._train(run, report_and_fill, grace_seconds)
+        return super().train(run, report_and_fill, grace_seconds)
 
 
 def test_a_job_that_fills_the_disk_itself_fails_with_words(store: Store, start: StartWorker, tmp_path: Path) -> None:

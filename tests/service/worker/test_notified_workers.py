@@ -23,7 +23,7 @@ from batchwright_service.store.database.transactions import open_engine, read_tr
 from batchwright_service.store.models import WorkItem
 from batchwright_service.store.store import Store
 from batchwright_service.worker.coordinator import Coordinator
-from batchwright_service.worker.work_loop import IdlePause
+from batchwright_service.worker.idle_pause import IdlePause
 from batchwright_service.worker.worker_settings import WorkerSettings
 from batchwright_service.worker_bootstrap import worker_connections
 from tests.service.worker.test_device_worker import VERSIONS, ended, no_training, queue_tuning, worker_settings

@@ -260,8 +260,8 @@ class InlineExecutor(Executor):
 
     def __init__(self, device: DeviceInfo, runner: WorkloadRunner, train: TrainFunction) -> None:
         super().__init__(device, runner)
-        self._train_function = train
+        self._train = train
 
     @override
-    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        return self._train_function(run, on_progress, grace_seconds)
+    def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+        return self._train(run, on_progress, grace_seconds)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +15,12 @@ from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.results import DeviceInfo
 from batchwright.schemas.training import RunProgress, TrainingResult
-from batchwright_service.errors import ServiceError
 
 GraceSeconds = Callable[[], float | None]
 """Seconds left before the run must have stopped, or None if it need not stop. May fall from call to call."""
 
 OnProgress = Callable[[Sequence[RunProgress]], None]
 """Receives the progress since the last call. Its exceptions end the run."""
-
-
-class DeviceBusyError(ServiceError):
-    """The executor was called twice at once, or after it was closed: a mistake of its caller."""
-
-    code = "device-busy"
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,6 @@ class Executor(ABC):
         self.device = device
         self._workloads = runner
         self._commands: ProbeRunner = runner if commands is None else commands
-        self._lock = threading.Lock()
         self._closed = False
 
     def tune(self, tuning: TuningSession, hooks: TuningHooks, grace_seconds: GraceSeconds) -> None:
@@ -71,16 +61,14 @@ class Executor(ABC):
             ProbeCancelledError: when ``grace_seconds`` requested a stop; nothing of a probe is left then.
         """
         runner = self._workloads if tuning.request.command is None else self._commands
-        with self._one_at_a_time():
-            drive(tuning, runner, hooks, lambda: grace_seconds() is not None)
+        drive(tuning, runner, hooks, lambda: grace_seconds() is not None)
 
+    @abstractmethod
     def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         """Start or resume a run. STOPPED when ``grace_seconds``, or another process, requested a stop.
 
         No process of the run outlives this call, whether it returns or raises (``on_progress`` may raise).
         """
-        with self._one_at_a_time():
-            return self._train(run, on_progress, grace_seconds)
 
     def close(self) -> None:
         """End every process. Idempotent."""
@@ -88,17 +76,6 @@ class Executor(ABC):
             self._closed = True
             self._workloads.close()
             self._commands.close()
-
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        if self._closed:
-            raise DeviceBusyError(f"the executor of {self.device.id} is closed")
-        if not self._lock.acquire(blocking=False):
-            raise DeviceBusyError(f"{self.device.id} already runs something")
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     def lost_device(self) -> str | None:
         """Return a message when the device is lost, or None."""
@@ -111,7 +88,3 @@ class Executor(ABC):
     def environment(self) -> dict[str, str]:
         """Return the environment variables of probes of workloads and of jobs; those of commands follow from them."""
         return self._workloads.environment()
-
-    @abstractmethod
-    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
-        """Start or resume a run."""

@@ -85,7 +85,7 @@ class LocalExecutor(Executor):
         return memory_in_use(self.device)
 
     @override
-    def _train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
+    def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         if not _await_folder(run.directory, grace_seconds):
             return TrainingResult(outcome=RunOutcome.STOPPED, message="stopped before it began", updates=0)
         if (command := run.recommendation.request.command) is not None:
