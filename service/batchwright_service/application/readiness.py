@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from anyio import CapacityLimiter
+from cachetools import TTLCache, cached
 
 from batchwright.client.documents.workers import Health
 from batchwright.units import format_duration
@@ -32,25 +33,22 @@ class SharedCheck:
 
     def __init__(self, check: Callable[[], Health]) -> None:
         self._check = check
-        self._lock = threading.Lock()
-        self._result: Health | ServiceError | None = None
-        self._checked_at = 0.0
+        self._recent = cached(TTLCache(1, _CACHE_SECONDS), condition=threading.Condition())(self._result)
         self.threads = CapacityLimiter(1)
         """The thread of callers, separate from the API's others, which waiting checks must not use up."""
 
     def __call__(self) -> Health:
         """Return or raise the result of the check, which is at most a second old."""
-        with self._lock:
-            if self._result is None or time.monotonic() - self._checked_at > _CACHE_SECONDS:
-                try:
-                    self._result = self._check()
-                except (NotReadyError, StoreUnavailableError) as error:
-                    self._result = error
-                self._checked_at = time.monotonic()
-            result = self._result
+        result = self._recent()
         if isinstance(result, ServiceError):
             raise type(result)(str(result))
         return result
+
+    def _result(self) -> Health | ServiceError:
+        try:
+            return self._check()
+        except (NotReadyError, StoreUnavailableError) as error:
+            return error
 
 
 class Readiness:

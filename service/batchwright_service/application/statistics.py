@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+from cachetools import TLRUCache, cached
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.states import State, WorkKind
@@ -46,27 +49,6 @@ _SHARE_DIGITS = 7
 """A millisecond of a bucket of two hours is a share of 1.4e-7: work is never told as none."""
 
 
-class _Recent(Generic[Key, Value]):
-    """Values by key that are computed again once they are older than a time: one thread computes, all others wait.
-
-    An age counts from the beginning of the computation.
-    """
-
-    def __init__(self, keys: Iterable[Key], seconds: float, clock: Callable[[], float]) -> None:
-        self._locks = {key: threading.Lock() for key in keys}
-        self._seconds = seconds
-        self._clock = clock
-        self._values: dict[Key, tuple[float, Value]] = {}
-
-    def get(self, key: Key, compute: Callable[[], Value]) -> Value:
-        """Return the value of a key, which ``compute`` makes if there is none that is recent."""
-        with self._locks[key]:
-            now = self._clock()
-            if key not in self._values or now - self._values[key][0] > self._seconds:
-                self._values[key] = now, compute()
-            return self._values[key][1]
-
-
 class SummaryCases:
     """Use cases of statistics. Safe to share between threads: one counts, all get its counts."""
 
@@ -75,14 +57,14 @@ class SummaryCases:
     ) -> None:
         self._statistics = statistics
         self._hit_counter = counter
-        self._recent: _Recent[Period, tuple[Totals, list[TrendBucket]]] = _Recent(Period, _CACHE_SECONDS, clock)
+        self._recent = _recent(self._totals, _CACHE_SECONDS, clock)
 
     def read(self, period: Period, caller: Caller) -> Summary:
         """Return the summary of a period; its counts are at most two seconds old.
 
         Failures of jobs are left out for callers who may not read jobs.
         """
-        totals, trend = self._recent.get(period, lambda: self._totals(period))
+        totals, trend = self._recent(period)
         asked = totals.hits + totals.misses
         hit_rate = totals.hits / asked if asked else None
         kinds = set(WorkKind) if caller.may(Scope.JOBS_READ) else {WorkKind.TUNING}
@@ -123,14 +105,24 @@ class OccupancyCases:
 
     def __init__(self, statistics: StatisticsStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._statistics = statistics
-        self._recent: _Recent[OccupancyPeriod, Occupancy] = _Recent(OccupancyPeriod, _OCCUPANCY_CACHE_SECONDS, clock)
+        self._recent = _recent(self._occupancy, _OCCUPANCY_CACHE_SECONDS, clock)
 
     def read(self, period: OccupancyPeriod = OccupancyPeriod.DAY) -> Occupancy:
         """Return the occupancy of a period; it is at most ten seconds old."""
-        return self._recent.get(period, lambda: self._occupancy(period))
+        return self._recent(period)
 
     def _occupancy(self, period: OccupancyPeriod) -> Occupancy:
         return _occupancy(self._statistics.occupancy(period.buckets, period.bucket_seconds), period)
+
+
+def _recent(compute: Callable[[Key], Value], seconds: float, clock: Callable[[], float]) -> Callable[[Key], Value]:
+    """Return ``compute`` with results that are kept for a time: one thread computes, all others wait for its result.
+
+    The time counts from the beginning of the computation.
+    """
+    cache: TLRUCache[Any, Any, float] = TLRUCache(math.inf, lambda _key, made, _now: made[0] + seconds, clock)
+    timed = cached(cache, condition=threading.Condition())(lambda key: (clock(), compute(key)))
+    return lambda key: timed(key)[1]
 
 
 def _occupancy(found: OccupancyBuckets, period: OccupancyPeriod) -> Occupancy:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+
+from cachetools import TTLCache, cached
 
 from batchwright.client.documents.staleness import Staleness
 from batchwright.client.documents.work import TuningSubmission
@@ -26,11 +27,12 @@ class StaleRecommendations:
 
     def __init__(self, store: RecommendationStore, live_workers: Callable[[], Sequence[AnnouncedDevice]]) -> None:
         self._store = store
-        self._live_workers = live_workers
+        self._live = cached(TTLCache(1, _CACHE_SECONDS))(
+            lambda: tuple(Conditions.of_served(announced.served) for announced in live_workers())
+        )
         self._lock = threading.Lock()
         self._reported: tuple[Conditions, ...] = ()
         self._judged: dict[str, Staleness] = {}
-        self._read_at = -_CACHE_SECONDS
 
     def marked(self, rows: Sequence[RecommendationRow]) -> list[RecommendationRow]:
         """Return the rows with their marks; the workers' reports are at most a second old."""
@@ -53,11 +55,8 @@ class StaleRecommendations:
     def _judge(self, texts: set[str] | Sequence[str]) -> dict[str, Staleness]:
         """Return the judgements of stored conditions, of which there are few: each upgrade adds one per device."""
         with self._lock:
-            if time.monotonic() - self._read_at >= _CACHE_SECONDS:
-                reported = tuple(Conditions.of_served(announced.served) for announced in self._live_workers())
-                if reported != self._reported:
-                    self._judged = {}
-                self._reported, self._read_at = reported, time.monotonic()
+            if (reported := self._live()) != self._reported:
+                self._reported, self._judged = reported, {}
             for text in texts:
                 if text not in self._judged:
                     self._judged[text] = judge(Conditions.model_validate_json(text), self._reported)
