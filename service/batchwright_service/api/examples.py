@@ -27,7 +27,7 @@ _RECOMMENDATION = "rec_0192f3a1b2c3700089abcdef01234567"
 REQUESTS: dict[str, dict[str, Any]] = {
     "TuningSubmission": {
         "a small GPT": {"value": _TUNING},
-        "GPT-2, tuned anew": {"value": {"spec": _GPT2, "effective_batch_size": 512, "fresh": True}},
+        "GPT-2, measured again": {"value": {"spec": _GPT2, "effective_batch_size": 512, "fresh": True}},
         "GPT-2 on any H100": {"value": {"spec": _GPT2, "effective_batch_size": 512, "hardware": {"gpu": "H100-80GB"}}},
     },
     "JobSubmission": {

@@ -32,8 +32,8 @@ def how_to_verify(context: ExportContext) -> str:
     plan, recommended = context.plan, context.recommendation.plan
     if len({size for rank in plan.micro_batch_sizes for size in rank}) > 1:
         return (
-            "The micro-batches differ in size, and `batchwright verify` checks plans that repeat one size, "
-            "such as those of exports to frameworks (hugging-face)."
+            "`batchwright verify` cannot check this export, because its micro-batches differ in size; "
+            "it can check the Hugging Face export."
         )
     is_recommended = recommended is not None and plan.micro_batch_sizes == recommended.micro_batch_sizes
     named = "" if is_recommended else f" --format {context.format}"

@@ -211,7 +211,7 @@ def _warnings(context: ExportContext) -> Warnings:
 
 TARGET = Target(
     name="pytorch",
-    title="Plain PyTorch script",
+    title="Plain script for PyTorch",
     kind="framework",
     loop="batchwright",
     versions=("2.8",),

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Made by Batchwright from recommendation rec_uneven.
 # Effective batch 100: 3 ranks x 4 steps of 8 to 9 samples.
-# The micro-batches differ in size, and `batchwright verify` checks plans that repeat one size, such as those of exports to frameworks (hugging-face).
+# `batchwright verify` cannot check this export, because its micro-batches differ in size; it can check the Hugging Face export.
 set -eu
 unset PYTORCH_ALLOC_CONF
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
