@@ -72,7 +72,7 @@ def test_a_program_that_is_not_there_is_found_before_any_probe() -> None:
 
 def test_a_folder_that_is_not_there_is_found_before_any_probe(tmp_path: Path) -> None:
     """The error names the wrong field."""
-    with pytest.raises(SpecError, match=r"model\.working_directory: is no folder"):
+    with pytest.raises(SpecError, match=r"model\.working_directory: is not a folder"):
         check_command(model(working_directory=str(tmp_path / "none")))
 
 

@@ -133,8 +133,8 @@ def test_arithmetic_has_the_usual_precedence(text: str, expected: str) -> None:
         ("{micro_batch_size*length}", "`length` is not a figure (known: {micro_batch_size}, "),
         ("{micro_batch_size**2}", "has more than whole numbers, names, `+ - * /` and parentheses"),
         ("{micro_batch_size(2)}", "has more than whole numbers"),
-        ("{micro_batch_size*}", "`argv.6` has `{micro_batch_size*}`, which is no arithmetic expression"),
-        ("{" + "(" * 180 + "updates}", "is no arithmetic expression"),
+        ("{micro_batch_size*}", "`argv.6` has `{micro_batch_size*}`, which is not an arithmetic expression"),
+        ("{" + "(" * 180 + "updates}", "is not an arithmetic expression"),
         ("{updates*x}", "Write `{{updates*x}}` for the literal text."),
     ],
 )

@@ -314,5 +314,5 @@ def test_a_path_that_is_no_file_is_named_as_what_it_is(tmp_path: Path) -> None:
     """A folder and a pipe are there, but hold no data that can be read."""
     os.mkfifo(tmp_path / "pipe")
     assert why_unmatched(str(tmp_path)) == f"is a folder: name files in it, such as {tmp_path}/*"
-    assert why_unmatched(f"{tmp_path}/pipe").startswith("is no regular file but a pipe")
+    assert why_unmatched(f"{tmp_path}/pipe").startswith("is not a regular file but a pipe")
     assert why_unmatched(f"{tmp_path}/*.txt").startswith("no file matches")

@@ -33,7 +33,7 @@ class Arithmetic:
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, MemoryError, RecursionError):  # CPython raises all three for deep nesting
-            raise ValueError("is no arithmetic expression") from None
+            raise ValueError("is not an arithmetic expression") from None
         nodes = list(ast.walk(self._tree))
         if not all(map(_is_allowed, nodes)):
             raise ValueError("has more than whole numbers, names, `+ - * /` and parentheses")
@@ -66,4 +66,4 @@ def _value(node: ast.expr, values: Mapping[str, int]) -> Fraction:
         case ast.Constant(value=int(number)):
             return Fraction(number)
         case _:
-            raise ValueError(f"{type(node).__name__} is no part of an expression")
+            raise ValueError(f"{type(node).__name__} cannot be part of an expression")

@@ -134,7 +134,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"commands\.sft\.argv\.0: cannot be started.*no-such-program"):
         commands.check_programs()
     absent = read(tmp_path, GOOD.replace("argv:", "working_directory: absent\n    argv:"))
-    with pytest.raises(SpecError, match=r"commands\.sft\.working_directory: is no folder"):
+    with pytest.raises(SpecError, match=r"commands\.sft\.working_directory: is not a folder"):
         absent.check_programs()
 
 

@@ -125,7 +125,7 @@ def translate_errors() -> Iterator[None]:
     except (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.InvalidURL) as error:
         raise ClientError(f"the request cannot be sent: {error}; an address is like http://127.0.0.1:8000") from error
     except SSEError as error:  # a TransportError too, but a retry would not help
-        raise UnexpectedResponseError(f"the response is no event stream: {error}") from error
+        raise UnexpectedResponseError(f"the response is not an event stream: {error}") from error
     except httpx.TransportError as error:
         raise ConnectionFailedError(f"the service cannot be reached: {type(error).__name__}: {error}") from error
     except httpx.RequestError as error:

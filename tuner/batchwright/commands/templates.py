@@ -98,7 +98,7 @@ def check_command(model: CommandModel) -> None:
         raise SpecError([FieldProblem("model.argv", message)])
     folder = Path(model.working_directory)
     if not folder.is_dir():
-        problem = FieldProblem("model.working_directory", "is no folder", str(folder.absolute()))
+        problem = FieldProblem("model.working_directory", "is not a folder", str(folder.absolute()))
         raise SpecError([problem])
     if not find_program(model, os.environ):
         message = "cannot be started: the program is not on PATH, or not executable"

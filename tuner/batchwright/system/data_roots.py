@@ -117,7 +117,7 @@ def why_unmatched(pattern: str) -> str:
     if path.is_dir():
         return f"is a folder: name files in it, such as {path / '*'}"
     if path.exists() and not path.is_file():
-        return "is no regular file but a pipe, a socket or a device, which cannot be read twice: write it to a file"
+        return "is not a regular file but a pipe, a socket or a device, which cannot be read twice: write it to a file"
     return f"no file matches (from {Path.cwd()})"
 
 
