@@ -112,7 +112,7 @@ def test_the_page_loads_nothing_from_other_hosts(shared_service: Running) -> Non
     assert "unsafe" not in policy
     assert not re.search(r"<script(?![^>]*src=)", page.text)
     names = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-    assert len(names) == 6
+    assert len(names) == 7
     for name in names:
         found = httpx.get(f"{shared_service.url}/{name}")
         assert found.status_code == 200
