@@ -110,7 +110,7 @@ def test_a_device_shows_its_history(page: Page) -> None:
     expect(failures.first).to_contain_text(PROBLEM.detail)
     page.get_by_role("link", name="All failed tunings").click()
     expect(page.locator("tbody tr")).to_have_count(2)
-    expect(page.get_by_role("combobox", name="Slot")).to_have_value("host/cpu")
+    expect(page.get_by_role("combobox", name="Device")).to_have_value("host/cpu")
     page.locator("tbody tr").first.get_by_role("link", name="cpu").click()
     page.wait_for_url(f"**{PATH}")
 

@@ -67,7 +67,7 @@ def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -
     with watched(browser, service.url) as opened:
         opened.excused = ("422",)
         page = opened.open("/tunings/new")
-        expect(page.locator("#form h2")).to_have_text(["1. Which model?", "2. Which batch?", "3. Which card?"])
+        expect(page.locator("#form h2")).to_have_text(["1. Which model?", "2. Which batch?", "3. Which device?"])
         fields = page.locator("#form :is(input, select, textarea):visible")
         expect(fields).to_have_count(3)
         page.get_by_role("button", name="Submit the tuning").click()

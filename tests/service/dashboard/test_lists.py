@@ -172,10 +172,12 @@ def test_narrow_pages_sort_by_a_choice(service: Running, browser: Browser) -> No
     """Cards have no heads to click on; a list without an order to choose has none."""
     with watched(browser, service.url, viewport={"width": 360, "height": 740}) as opened:
         page = opened.open("/tunings")
+        page.get_by_role("button", name="Filters").click()
         page.get_by_label("Order").select_option("Effective batch, ascending")
         expect_order(page, 6, 37, 100)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page = opened.open("/audit")
+        page.get_by_role("button", name="Filters").click()
         expect(page.get_by_role("combobox", name="Action", exact=True)).to_be_visible()
         expect(page.get_by_label("Order")).to_have_count(0)
 
@@ -307,12 +309,12 @@ def test_the_keyboard_adds_and_removes_filters(varied: Running, browser: Browser
         page = opened.open("/tunings?project=vision&device=cpu&problem_code=nothing")
         expect(page.get_by_text("No matches for these filters")).to_be_visible()
         expect(chips(page)).to_have_count(3)
-        page.get_by_role("button", name="No plan").focus()
+        page.get_by_role("button", name="Nothing fits").focus()
         for key in ("Tab", "Tab", "Tab"):
             page.keyboard.press(key)
         expect(page.locator(":focus")).to_have_accessible_name("Remove the filter Cause of failure: nothing")
         page.keyboard.press("Delete")
-        expect(page.locator(":focus")).to_have_accessible_name("Remove the filter Device: cpu")
+        expect(page.locator(":focus")).to_have_accessible_name("Remove the filter Requested device: cpu")
         expect(rows(page)).to_have_count(2)
         page.keyboard.press("Enter")
         expect(page.locator(":focus")).to_have_accessible_name("Remove the filter Project: vision")
@@ -351,6 +353,7 @@ def test_filters_of_the_address_are_shown_and_cleared_together(varied: Running, 
         page.get_by_role("button", name="Failed", exact=True).click()
         expect(rows(page)).to_have_count(6)
         expect(chips(page)).to_have_count(0)
+        page.get_by_role("button", name="Filters").click()
         page.get_by_label("Filter by").select_option("Created after")
         page.get_by_label("Created after", exact=True).fill("2100-01-02T03:04")
         page.get_by_role("button", name="Add", exact=True).click()

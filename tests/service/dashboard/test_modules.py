@@ -49,8 +49,7 @@ def modules(shared_service: Running, browser: Browser) -> Iterator[Modules]:
 
 
 def test_values_are_written_as_people_read_them(modules: Modules) -> None:
-    """Sizes, durations, counts, shares, plans and identifiers, and a dash for what is not known."""
-    plan = {"world_size": 2, "gradient_accumulation_steps": 3, "micro_batch_size": 17, "effective_batch_size": 100}
+    """Sizes, durations, counts, shares and identifiers, and a dash for what is not known."""
     calls: dict[str, list[tuple[list[object], str]]] = {
         "bytes": [([1610612736], "1.50 GiB"), ([1023], "1023 bytes"), ([None], "\N{EN DASH}")],
         "seconds": [
@@ -64,15 +63,12 @@ def test_values_are_written_as_people_read_them(modules: Modules) -> None:
         "number": [([2.30258, 3], "2.30"), ([0.0004, 3], "4.0e-4")],
         "percent": [([0.9312], "93.1 %")],
         "plural": [([1, "probe"], "1 probe"), ([2, "query", "queries"], "2 queries")],
-        "planText": [
-            ([plan], f"2 ranks {TIMES} 3 steps {TIMES} ≤ 17"),
-            ([plan | {"effective_batch_size": 102}], f"2 ranks {TIMES} 3 steps {TIMES} 17"),
-        ],
         "shortId": [(["tun_0192f3a1b2c3700089abcdef01234567"], "tun_…01234567")],
         "words": [(["INVALID_SIZE"], "Invalid size")],
         "ago": [
             (["2026-01-01T00:00:00Z", 1767225780000], "3 min ago"),
             (["2026-01-01T00:00:00Z", 1767139200000], "in 1 d"),
+            (["2026-01-01T00:00:00Z", 1777225780000], "1 Jan 2026"),
         ],
     }
     made = modules.run(
@@ -81,6 +77,28 @@ def test_values_are_written_as_people_read_them(modules: Modules) -> None:
         calls,
     )
     assert dict(made) == {name: [text for _, text in pairs] for name, pairs in calls.items()}
+
+
+def test_a_plan_without_its_sizes_is_written_as_an_even_split(modules: Modules) -> None:
+    """Where ranks have unequal shares, or the largest size is above that of an even split, only that size is told."""
+    plan = {"world_size": 1, "gradient_accumulation_steps": 3, "micro_batch_size": 34, "effective_batch_size": 100}
+    changes = [
+        {},
+        {"effective_batch_size": 102},
+        {"effective_batch_size": 99},
+        {"world_size": 2, "micro_batch_size": 17},
+    ]
+    texts = modules.run(
+        "const { planText } = await load('plan'); return given.map(planText)",
+        [plan | change for change in [*changes, {"world_size": 3, "micro_batch_size": 12}]],
+    )
+    assert texts == [
+        f"34 + 2 {TIMES} 33",
+        f"3 {TIMES} 34",
+        f"3 steps {TIMES} ≤\N{NO-BREAK SPACE}34",
+        f"2 ranks {TIMES} (2 {TIMES} 17 + 16)",
+        f"3 ranks {TIMES} 3 steps {TIMES} ≤\N{NO-BREAK SPACE}12",
+    ]
 
 
 def test_every_text_of_an_allocator_is_shortened(modules: Modules) -> None:
@@ -125,7 +143,7 @@ def test_only_a_size_that_failed_is_said_not_to_fit(modules: Modules) -> None:
 
 def test_the_answer_names_the_plan_what_is_proven_and_what_it_gains(modules: Modules) -> None:
     """Plans of one and of several ranks, and a baseline that is slower, faster, or runs out of memory."""
-    before = {"gradient_accumulation_steps": 38, "micro_batch_size": 16}
+    before = {"gradient_accumulation_steps": 38, "micro_batch_size": 16, "world_size": 1, "effective_batch_size": 608}
     gains: list[dict[str, Any] | None] = [
         {"baseline_fits": True, "speedup": 1.949, "speed_source": "measured", "baseline": before},
         {"baseline_fits": True, "speedup": 0.8, "speed_source": "estimated", "baseline": before},
@@ -554,14 +572,14 @@ def test_a_long_selection_is_sent_in_parts(modules: Modules) -> None:
 
 def test_a_recommendation_is_confirmed_once(modules: Modules) -> None:
     """A second request has the first one's key, and says what came of that; a replaced one has nothing to confirm."""
-    row = {"id": "rec_1", "name": "nightly", "stale": True, "replaced_by": None, "confirmed_by": None}
+    row = {"id": "rec_1", "name": "nightly", "stale": True, "feasible": True, "replaced_by": None, "confirmed_by": None}
     row |= {
         "changes": [{"name": "torch", "before": "2.8", "now": "2.9"}, {"name": "driver", "before": "570", "now": None}]
     }
     others: list[dict[str, object]] = [
         {"replaced_by": "rec_2"},
         {"stale": False},
-        {"stale": False, "confirmed_by": "rec_3"},
+        {"stale": False, "feasible": False, "confirmed_by": "rec_3"},
         {"stale": None},
     ]
     keys: list[str | None] = []
@@ -572,7 +590,7 @@ def test_a_recommendation_is_confirmed_once(modules: Modules) -> None:
 
     modules.page.route("**/v1/recommendations/rec_1/confirm", respond)
     applies, marks, reports = modules.run(
-        """const [{ CONFIRM, holdsMark }, { html, render }] = [await load("staleness"), await load("preact-htm")];
+        """const [{ CONFIRM, validMark }, { html, render }] = [await load("staleness"), await load("preact-htm")];
         document.body.dataset.scopes = "tunings:write";
         const text = (node) => {
           render(html`<div>${node}</div>`, place);
@@ -583,12 +601,12 @@ def test_a_recommendation_is_confirmed_once(modules: Modules) -> None:
           const { done, report } = await CONFIRM.run([given[0]]);
           reports.push([done.length, text(report)]);
         }
-        return [given.map(CONFIRM.applies), given.map((row) => text(holdsMark(row))), reports];""",
+        return [given.map(CONFIRM.applies), given.map((row) => text(validMark(row))), reports];""",
         [row, *(row | other for other in others)],
     )
     assert applies == [True, False, False, False, False]
-    assert marks[0] == "staletorch 2.8 → 2.9, driver 570 → none"
-    assert [mark.partition("rec_")[0] for mark in marks[1:]] == ["stalereplaced by ", "holds", "holdsas ", ""]
+    assert marks[0] == "stale Confirmtorch 2.8 → 2.9, driver 570 → none"
+    assert [mark.partition("rec_")[0] for mark in marks[1:]] == ["stalereplaced by ", "valid", "unchangedas ", ""]
     assert reports == [
         [1, "1 recommendation being confirmednightly: tun_1"],
         [1, "1 recommendation confirmed beforenightly: tun_1"],

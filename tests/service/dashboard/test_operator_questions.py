@@ -26,7 +26,7 @@ from tests.support.service.stores import engine_at, fill
 FAILURES = 3
 PROBLEM = Problem(type="about:blank", title="It failed", detail="The loss is no tensor.", code="workload-error")
 MOST_CLICKS = 3
-PLAN = "4 steps \N{MULTIPLICATION SIGN} 32"
+PLAN = "4 \N{MULTIPLICATION SIGN} 32"
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,6 @@ def test_what_to_use_for_a_model_on_a_card(operator: Operator) -> None:
 def test_did_the_upgrade_break_our_answers(operator: Operator) -> None:
     """Recommendations that another torch made are marked, and a filter has them alone."""
     operator.click("Recommendations")
-    operator.choose("Holds", "stale")
+    operator.choose("Still valid", "stale")
     expect(operator.rows()).to_have_count(2)
     expect(operator.rows().filter(has_text="torch 2.8 → 2.9")).to_have_count(2)

@@ -13,12 +13,14 @@ import { commandOf } from "./command.js";
 import { alertBox, Button, CopyButton, linkTo, problemAlert } from "./components.js";
 import { provenWords, shortened } from "./device_words.js";
 import { OtherGpus } from "./estimate_table.js";
-import { bytes, count, number, percent, sentences, words } from "./format.js";
+import { bytes, count, number, percent, plural, sentences, words } from "./format.js";
 import { useRead } from "./hooks.js";
-import { drawPlan, planInWords } from "./plan.js";
+import { drawPlan, planInWords, planText } from "./plan.js";
 import { html, useState } from "./preact-htm.js";
 import { submissionAgain } from "./reproduce.js";
 import { openTrainDialog } from "./train_dialog.js";
+
+const REMEDIES = "What can make it fit: "; // infeasibility.py
 
 export function answerInWords({ plan, evidence, gain, warnings: found }) {
   const isVerified = !found.some((warning) => warning.code === "samples-not-verified");
@@ -27,7 +29,7 @@ export function answerInWords({ plan, evidence, gain, warnings: found }) {
 }
 
 function gainInWords({ baseline, baseline_fits: fits, speedup, speed_source: source }) {
-  const before = `${count(baseline.gradient_accumulation_steps)} × ${count(baseline.micro_batch_size)}`;
+  const before = planText(baseline);
   if (fits === false) {
     return `${before} runs out of memory.`;
   }
@@ -50,30 +52,42 @@ function plannedAnswer(found, setProblem) {
   const copied = [`Train with ${plan} (${batch}).`, proof, gain, location.origin + address].filter(Boolean).join(" ");
   return html`
     <h2 id="answer-title">Train with <strong>${plan.split(" + ").map((part, index) => html`${index > 0 && " + "}<span class="nowrap">${part}</span>`)}</strong> <span class="muted">(${batch})</span></h2>
-    <p class="proven">${proof} ${gain}</p>
+    <p class="proven">${settingsInWords(found)} ${proof} ${gain}</p>
     <div class="page-actions">
       ${may("jobs:run") && html`<button type="button" class="button button-primary" aria-haspopup="dialog" onClick=${() => openTrainDialog(found).catch(setProblem)}>Train</button>`}
       <a class="button" href="${address}#exports">Export</a>
-      <${CopyButton} text=${copied} style="" />
+      <${CopyButton} text=${copied} label="Copy plan" style="" />
     </div>`;
+}
+
+/** What a framework is set to, and the memory that takes. */
+function settingsInWords({ plan: { gradient_accumulation_steps: steps, micro_batch_size: size, micro_batch_sizes: sizes }, headroom }) {
+  const isUniform = sizes.flat().every((each) => each === size);
+  const memory = headroom && `; peak ${bytes(headroom.peak_bytes)} of ${bytes(headroom.limit_bytes)}`;
+  return `${plural(steps, "accumulation step")}, micro-batches of ${isUniform ? "" : "at most "}${count(size)}${memory ?? ""}.`;
 }
 
 /** Why there is no plan, and changes with which there may be one. */
 function infeasibleAnswer(found, setProblem) {
-  const [cause, ...rest] = sentences(shortened(found.infeasible_reason));
+  const [reason, remedies = ""] = shortened(found.infeasible_reason).split(REMEDIES);
+  const [cause, ...rest] = sentences(reason);
+  const tried = changesToTry(found);
+  const others = remedies.replace(/\.$/, "").split("; ").map(inWords).filter((each) => each !== "" && !tried.some((changes) => changesInWords(changes) === each));
   const again = async (changes) => location.assign(`/tunings/${encodeURIComponent((await post("/v1/tunings", changedSubmission(found, changes))).id)}`);
   return html`
     <h2 id="answer-title">${found.evidence.proof.fits > 0 ? "No plan" : "Nothing fits"}</h2>
     <p class="proven">${cause}</p>
-    ${may("tunings:write") && html`<div class="page-actions">${changesToTry(found).map((changes) => html`<${Button} class="button-primary" act=${() => again(changes)} onProblem=${setProblem}>Try with ${changesInWords(changes)}<//>`)}</div>`}
-    <p class="text">${rest.join(" ")}</p>
+    ${may("tunings:write") && html`<div class="page-actions">${tried.map((changes, at) => html`<${Button} class=${at === 0 ? "button-primary" : ""} act=${() => again(changes)} onProblem=${setProblem}>Try with ${changesInWords(changes)}<//>`)}</div>`}
+    ${rest.length > 0 && html`<p class="text">${rest.join(" ")}</p>`}
+    ${others.length > 0 && html`<div class="text"><p>What else can make it fit:</p><ul>${others.map((each) => html`<li>${each}</li>`)}</ul></div>`}
     ${commandOf(found.request) === null && html`<${OtherGpus} request=${found.request} />`}`;
 }
 
-/** Changes that are expected to fit; where nothing was estimated, activation checkpointing. */
+/** Changes that are expected to fit; where nothing was estimated, those that take less memory. */
 function changesToTry({ request, what_ifs: estimated }) {
-  const isNew = commandOf(request) === null && !request.what_if && !request.spec.activation_checkpointing;
-  return isNew ? [{ activation_checkpointing: true }] : estimated.filter((each) => each.largest_micro_batch_size > 0).map((each) => each.changes);
+  const { activation_checkpointing: isOn, precision } = request.spec;
+  const isNew = commandOf(request) === null && !request.what_if;
+  return isNew ? [!isOn && { activation_checkpointing: true }, precision === "fp32" && { precision: "bf16-mixed" }].filter(Boolean) : estimated.filter((each) => each.largest_micro_batch_size > 0).map((each) => each.changes);
 }
 
 /** The submission of a recommendation's request, with fields of its spec changed, which dotted paths name. */
@@ -87,7 +101,12 @@ function changedSubmission(found, changes) {
 }
 
 export function changesInWords(changes) {
-  return Object.entries(changes).map(([field, value]) => `${field.replaceAll("_", " ")}${value === true ? "" : ` ${value}`}`).join(", ");
+  return Object.entries(changes).map(([field, value]) => inWords(`${field}: ${value}`)).join(", ");
+}
+
+/** A change of a spec in words: of "activation_checkpointing: true" the field alone. */
+function inWords(change) {
+  return change.replaceAll("_", " ").replaceAll(": true", "").replace(/^([a-z ]+): /, "$1 ");
 }
 
 /** Links to the jobs with this evidence. */
@@ -100,9 +119,9 @@ export function Proof({ found: { headroom, evidence, plan, gain, choice } }) {
   return html`
     ${plan && drawPlan(plan.micro_batch_sizes)}
     <div class="text">
-      <p>${shortened(evidence.proof.statement)} ${choice}</p>
+      ${evidence.proof.fits > 0 && html`<p>${shortened(evidence.proof.statement)} ${choice}</p>`}
       ${evidence.plan_proof && html`<p>${shortened(evidence.plan_proof)}</p>`}
-      ${gain && html`<p>${gain.statement}</p>`}
+      ${gain && html`<p>${shortened(gain.statement)}</p>`}
       ${headroom && html`<p>${percent(headroom.free_fraction)} of ${bytes(headroom.limit_bytes)} stayed free. ${memoryParts(headroom)}</p>`}
     </div>`;
 }

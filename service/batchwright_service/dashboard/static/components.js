@@ -18,7 +18,7 @@
  */
 
 import { announce, copy } from "./dom.js";
-import { ago, fullTime, number, plural, seconds, shortId, timeText, words } from "./format.js";
+import { ago, fullTime, nameOrPurpose, number, plural, seconds, shortId, timeText, words } from "./format.js";
 import { icon } from "./icons.js";
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 import { quoted } from "./reproduce.js";
@@ -58,7 +58,7 @@ export function stateBadge({ state, outcome, largest_micro_batch_size: fits }) {
 
 /** A mark that there is no plan: nothing fits, or a size does, but the command makes other updates than requested. */
 export function noPlan(fits) {
-  return mark("warn", "ban", fits === null ? "nothing fits" : "no plan");
+  return mark("warn", "ban", fits === null ? "Nothing fits" : "No plan");
 }
 
 /** The project and the labels of a row in a list of `pages`, each a link to all of that label; null without any. */
@@ -77,6 +77,12 @@ export function nameFacts({ project, labels }, pages) {
 /** A link to a tuning, job or recommendation: its name, or the end of its identifier. */
 export function linkTo(pages, id, name = null) {
   return html`<a href="/${pages}/${encodeURIComponent(id)}" class=${name === null ? "mono" : null} title=${id}>${name ?? shortId(id)}</a>`;
+}
+
+/** A link to a row by its name; without a name, by what it is for and the end of its identifier. */
+export function nameLink(pages, row) {
+  const end = row.name === null && html` <span class="muted mono">${shortId(row.id).replace(/^[a-z]*_/, "")}</span>`;
+  return html`${linkTo(pages, row.id, nameOrPurpose(row))}${end}`;
 }
 
 /** A text with a lesser one below it, in one cell. */
@@ -227,10 +233,15 @@ export function emptyState({ title, text = null, action = null }) {
   return html`<div class="empty"><p class="empty-title">${title}</p>${text && html`<p>${text}</p>`}${action}</div>`;
 }
 
+/** Text whose parts in backticks are code. */
+export function withCode(text) {
+  return text.split("`").map((part, at, all) => (at % 2 === 1 && at < all.length - 1 ? html`<code>${part}</code>` : part));
+}
+
 /** A message. Screen readers announce "bad" at once. */
 export function alertBox(kind, title, ...text) {
-  const parts = text.flat().filter(Boolean).map((part) => (typeof part === "string" ? html`<p>${part}</p>` : part));
-  return html`<div class="alert alert-${kind}" role=${kind === "bad" ? "alert" : "status"}>${title && html`<p class="alert-title">${title}</p>`}${parts}</div>`;
+  const parts = text.flat().filter(Boolean).map((part) => (typeof part === "string" ? html`<p>${withCode(part)}</p>` : part));
+  return html`<div class="alert alert-${kind}" role=${kind === "bad" ? "alert" : "status"}>${title && html`<p class="alert-title">${withCode(title)}</p>`}${parts}</div>`;
 }
 
 /** An alert for a problem, with its invalid fields and a retry button. */

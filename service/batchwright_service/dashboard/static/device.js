@@ -1,14 +1,15 @@
 /** The page of a device: its memory, what it runs and what waits for it, its occupancy, recent work and failures, and its host. */
 
 import { addressOf, get, may } from "./api.js";
-import { both, definitions, emptyState, linkTo, mark, problemAlert, scopeAlert, Section, Segments, stateBadge, tag, time, took } from "./components.js";
+import { both, definitions, emptyState, mark, nameLink, problemAlert, scopeAlert, Section, Segments, stateBadge, tag, time, took } from "./components.js";
 import { Table } from "./data_table.js";
 import { withDetails } from "./device_words.js";
 import { deviceLink, holder, hostOf, memory, queue, worker } from "./devices.js";
 import { byId } from "./dom.js";
-import { bytes, count, nameOrPurpose, percent, planText, plural, seconds } from "./format.js";
+import { bytes, count, percent, plural, seconds } from "./format.js";
 import { usePolled } from "./hooks.js";
 import { busyWords, occupancyOf, secondsHeld, strip } from "./occupancy.js";
+import { planText } from "./plan.js";
 import { html, render, useState } from "./preact-htm.js";
 import { PATHS, runningCard, withProgress } from "./running.js";
 
@@ -103,7 +104,7 @@ function held(found) {
 // --- recent work ----------------------------------------------------------------------------------------------------
 
 const WORK = [
-  { title: "Name", class: "named", cell: (row) => both(linkTo(PATHS[row.kind], row.id, nameOrPurpose(row)), tag(row.kind)) },
+  { title: "Name", class: "named", cell: (row) => both(nameLink(PATHS[row.kind], row), tag(row.kind)) },
   { title: "State", cell: stateBadge },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Effective batch", class: "number", cell: (row) => count(row.effective_batch_size) },
@@ -114,7 +115,7 @@ const WORK = [
 ];
 
 const FAILURES = [
-  { title: "Work", class: "named", cell: (row) => both(linkTo(PATHS[row.kind], row.id, nameOrPurpose(row)), tag(row.kind)) },
+  { title: "Work", class: "named", cell: (row) => both(nameLink(PATHS[row.kind], row), tag(row.kind)) },
   { title: "Cause", class: "model", cell: (row) => row.problem && html`<code>${row.problem.code}</code>` },
   { title: "Ended", class: "nowrap", cell: (row) => time(row.ended_at) },
   { title: "Message", class: "wide message", cell: (row) => row.problem && withDetails(row.problem.detail) },

@@ -7,7 +7,8 @@
  *   heldBytes(probe), peakWords(probe)                              its peak, as recommendations have it
  */
 
-import { bytes, bytesExactly, count } from "./format.js";
+import { bytes, bytesExactly, count, number } from "./format.js";
+import { withCode } from "./components.js";
 import { html } from "./preact-htm.js";
 
 const PHASES = { start: "at the start", build: "while the model was built", warmup: "in the warm-up", measure: "in the measured update" };
@@ -21,9 +22,10 @@ const OF_CUDA = new RegExp(
   "gu",
 );
 
-/** Replaces the allocator's own text in a message by short words. */
+/** Replaces the allocator's own text in a message by short words, and rounds sizes as the pages do. */
 export function shortened(message) {
   return message
+    .replaceAll(/(\d+\.\d\d) (?=[KMGT]iB)/gu, (_, figure) => `${number(Number(figure), 3)} `)
     .replaceAll(OF_CPU, (...found) => allocationWords(found.at(-1), bytes(Number(found.at(-1).requested))))
     .replaceAll(OF_CUDA, (...found) => allocationWords(found.at(-1), found.at(-1).requested));
 }
@@ -36,7 +38,7 @@ function allocationWords({ phase }, size) {
 export function withDetails(message, details = null) {
   const short = shortened(message);
   const raw = details ?? (short === message ? null : message);
-  return raw === null ? [short] : [short, rawText("Message of the allocator", raw)];
+  return [withCode(short), raw !== null && rawText("Message of the allocator", raw)];
 }
 
 /** Returns text behind details. */

@@ -8,7 +8,7 @@
  */
 
 import { may, post } from "./api.js";
-import { bar, Button, confirmDialog, emptyState, linkTo, mark, tag } from "./components.js";
+import { bar, Button, confirmDialog, emptyState, linkTo, mark, nameLink, tag } from "./components.js";
 import { Table } from "./data_table.js";
 import { bytes, count, nameOrPurpose, seconds } from "./format.js";
 import { html, useState } from "./preact-htm.js";
@@ -57,7 +57,7 @@ export function worker(row) {
 }
 
 const QUEUE = [
-  { title: "Work", class: "nowrap", cell: (row) => html`${workLink(row.id, nameOrPurpose(row))} ${tag(row.kind)}` },
+  { title: "Work", class: "nowrap", cell: (row) => html`${nameLink(PATHS[row.kind], row)} ${tag(row.kind)}` },
   { title: "Position", class: "number", cell: (row) => count(row.position) },
   { title: "Model", class: "model", cell: (row) => row.model },
   { title: "Device", class: "nowrap", cell: (row) => row.device ?? row.hardware },

@@ -9,7 +9,8 @@
 import { get, may, post } from "./api.js";
 import { Button, mark, problemAlert, tag } from "./components.js";
 import { Table } from "./data_table.js";
-import { bytes, bytesExactly, count, planText, plural } from "./format.js";
+import { bytes, bytesExactly, count } from "./format.js";
+import { planInWords } from "./plan.js";
 import { html, useState } from "./preact-htm.js";
 
 const VERDICTS = {
@@ -26,7 +27,7 @@ const COLUMNS = [
   { title: "Peak memory", class: "number", cell: ({ peak }) => peak && `${bytes(peak.device_bytes.low)} to ${bytes(peak.device_bytes.high)}` },
   { title: "Reserved / outside the allocator", class: "number", cell: ({ peak }) => peak && `${bytes(peak.reserved_bytes)} / ${bytes(peak.outside_allocator_bytes.expected)}` },
   { title: "Usable", class: "number", cell: (row) => html`<span title=${bytesExactly(row.usable_bytes)}>${bytes(row.usable_bytes)}</span>`, value: (row) => row.usable_bytes },
-  { title: "Plan", cell: plan },
+  { title: "Plan", class: "nowrap", cell: ({ plan: found }) => found && planInWords(found.micro_batch_sizes) },
   { title: "Notes", cell: (row) => row.notes.join(" ") },
 ];
 
@@ -41,7 +42,7 @@ export function estimateTable({ gpus, versions }) {
 export function verdictWords({ gpu, feasible, largest_micro_batch_size: size, surely_fits: least, may_fit: most, plan: found, notes }) {
   const bounds = `largest micro-batch size ${count(size)}, at least ${count(least)}, at most ${count(most)}.`;
   const text = size > 0 || most > 0 ? bounds : feasible === "does-not-fit" ? "no sample is expected to fit." : notes.join(" ");
-  return html`<p key=${gpu}>${mark(...VERDICTS[feasible])} <b>${gpu}</b>: ${found && `${planText(found)}; `}${text}</p>`;
+  return html`<p key=${gpu}>${mark(...VERDICTS[feasible])} <b>${gpu}</b>: ${found && `${planInWords(found.micro_batch_sizes)}; `}${text}</p>`;
 }
 
 export function OtherGpus({ request: { spec, effective_batch_size, memory_margin } }) {
@@ -57,13 +58,4 @@ export function OtherGpus({ request: { spec, effective_batch_size, memory_margin
       <span class="muted small"> within a minute, without a probe</span></p>
     ${shown}
   </div>`;
-}
-
-function plan({ plan: found }) {
-  if (found === null) {
-    return null;
-  }
-  const sizes = found.micro_batch_sizes[0];
-  const [least, most] = sizes.reduce(([low, high], size) => [Math.min(low, size), Math.max(high, size)], [Infinity, 0]);
-  return `${plural(found.gradient_accumulation_steps, "step")} of ${least === most ? count(most) : `${count(least)} to ${count(most)}`}`;
 }

@@ -7,7 +7,7 @@
 
 import { get } from "./api.js";
 import { takesUpdates } from "./command.js";
-import { alertBox, codeBlock, problemAlert } from "./components.js";
+import { alertBox, codeBlock, problemAlert, withCode } from "./components.js";
 import { count } from "./format.js";
 import { html, useEffect, useState } from "./preact-htm.js";
 import { quoted } from "./reproduce.js";
@@ -66,9 +66,9 @@ function exported(made, format) {
   return html`
     <p>${made.title} ${made.target_version}: ${count(plan.effective_batch_size)} samples per update.</p>
     <p class="muted small">Checked: ${format.checked}.</p>
-    <p class="muted small">${made.verification}</p>
+    <p class="muted small">${withCode(made.verification)}</p>
     ${!plan.exact && alertBox("warn", "Not the requested effective batch", `${count(plan.effective_batch_size)} instead of ${count(plan.requested_effective_batch_size)}.`)}
     ${made.files.map((file) => codeBlock(file.content, { label: file.name, download: file.name.split("/").at(-1) }))}
     ${made.command.length > 0 && codeBlock(made.command.map(quoted).join(" "), { label: "Start command" })}
-    ${made.warnings.length > 0 && html`<details open><summary>Notes</summary><ul class="text">${made.warnings.map((warning) => html`<li>${warning.message}</li>`)}</ul></details>`}`;
+    ${made.warnings.length > 0 && html`<details open><summary>Notes</summary><ul class="text">${made.warnings.map((warning) => html`<li>${withCode(warning.message)}</li>`)}</ul></details>`}`;
 }

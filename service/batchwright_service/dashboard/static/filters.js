@@ -48,11 +48,16 @@ export function Filters({ filters, columns, view, rows, children }) {
   const added = filters.filter(({ live, quick, options, pills }) => !live && !quick && !(options && pills));
   const sorts = orders(columns);
   const set = (name, value) => view.apply({ ...view.values, [name]: value });
+  const [isOpen, setOpen] = useState(false);
+  const isFolded = search !== undefined || added.length > 0; // on narrow pages
   return html`<form class="filters" role="search" onSubmit=${(event) => event.preventDefault()}>
       ${search && html`<${Search} filter=${search} value=${view.values[search.name]} apply=${(value) => set(search.name, value)} />`}
+      ${isFolded && html`<button type="button" class="button narrow-only" aria-expanded=${String(isOpen)} onClick=${() => setOpen(!isOpen)}>Filters</button>`}
+      <div class="fields ${isFolded && !isOpen ? "wide-only" : ""}">
       ${filters.filter(({ quick }) => quick).map((filter) => html`<${Quick} key=${filter.name} filter=${filter} chosen=${view.values[filter.name]} rows=${rows} set=${set} />`)}
       ${added.length > 0 && html`<${Adder} filters=${added} values=${view.values} rows=${rows} set=${set} />`}
       ${sorts.length > 0 && html`<div class="field narrow-only"><label for="order">Order</label><select id="order" class="input" value=${view.order} onInput=${(event) => view.setOrder(event.target.value)}>${sorts}</select></div>`}
+      </div>
     </form>
     <div class="pills">
       ${filters.some(({ pills }) => pills) && html`<div class="pills" role="group" aria-label="Quick filters">${filters.map((filter) => pills(filter, view.values[filter.name], set))}</div>`}
@@ -87,8 +92,8 @@ function useKnown(suggest, rows) {
 
 function orders(columns) {
   return columns.filter(({ sort }) => sort !== undefined).flatMap(({ title, sort }) => [
-    html`<option value=${sort}>${title}, ascending</option>`,
-    html`<option value="-${sort}">${title}, descending</option>`,
+    html`<option value="-${sort}">${sort === "created" ? "Newest first" : `${title}, descending`}</option>`,
+    html`<option value=${sort}>${sort === "created" ? "Oldest first" : `${title}, ascending`}</option>`,
   ]);
 }
 

@@ -12,6 +12,8 @@
 const NONE = "–";
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const DATE = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+const DAY = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium" });
+const MONTH = 30 * 86_400; // seconds
 const DATE_AND_ZONE = new Intl.DateTimeFormat("en-GB", { dateStyle: "full", timeStyle: "long" });
 const COUNT = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
@@ -70,12 +72,6 @@ export function plural(value, one, many = `${one}s`) {
   return known(value) ? `${count(value)} ${value === 1 ? one : many}` : NONE;
 }
 
-/** A plan in a few words: "3 steps × 32", or "2 ranks × 3 steps × ≤ 34" where micro-batches differ in size. */
-export function planText({ world_size: ranks, gradient_accumulation_steps: steps, micro_batch_size: size, effective_batch_size: samples }) {
-  const most = ranks * steps * size === samples ? "" : "≤ ";
-  return `${ranks === 1 ? "" : `${plural(ranks, "rank")} × `}${plural(steps, "step")} × ${most}${count(size)}`;
-}
-
 /** The name of work or of a recommendation, or what it is for: "gpt2, 512 samples". */
 export function nameOrPurpose({ name, model, effective_batch_size: samples }) {
   return name ?? `${model}, ${plural(samples, "sample")}`;
@@ -106,7 +102,7 @@ export function fullTime(iso) {
   return DATE_AND_ZONE.format(new Date(iso));
 }
 
-/** The time since then, or until then. */
+/** The time since then, or until then; the date of what was over a month ago. */
 export function ago(iso, now = Date.now()) {
   if (!known(iso)) {
     return NONE;
@@ -115,7 +111,7 @@ export function ago(iso, now = Date.now()) {
   if (Math.abs(passed) < 5) {
     return "just now";
   }
-  return passed > 0 ? `${coarse(passed)} ago` : `in ${coarse(-passed)}`;
+  return passed > MONTH ? DAY.format(new Date(iso)) : passed > 0 ? `${coarse(passed)} ago` : `in ${coarse(-passed)}`;
 }
 
 function known(value) {

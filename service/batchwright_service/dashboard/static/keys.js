@@ -55,7 +55,7 @@ function columnsOf(revoke) {
   return [
     { title: "Name", cell: (key) => html`${key.name}${key.id === keyId() && html` ${tag("yours")}`}` },
     { title: "State", class: "nowrap", cell: state },
-    { title: "Prefix", class: "nowrap", cell: (key) => html`<code>${key.prefix}</code>` },
+    { title: "Prefix", class: "nowrap", cell: (key) => html`<code class="nowrap">${key.prefix}</code>` },
     { title: "Scopes", class: "wide", cell: (key) => html`<div class="tags">${key.scopes.map(tag)}</div>` },
     { title: "Created", class: "nowrap", cell: (key) => time(key.created_at) },
     { title: "Last used", class: "nowrap", cell: (key) => (key.last_used_at === null ? "never" : time(key.last_used_at)) },

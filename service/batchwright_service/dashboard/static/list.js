@@ -31,7 +31,7 @@ const FILES = { csv: "CSV", jsonl: "JSON Lines" };
  * @param {{path: string, caption: string, noun: string, nouns?: string, columns: Object[], filters?: Object[], empty: Object, acts?: Object[],
  *   query?: (values: Object) => Object, keep?: boolean, ended?: (row: Object) => boolean, refreshSeconds?: number, counted?: boolean, files?: boolean}} list  `empty` is what `emptyState` takes,
  *   shown when there is nothing at all. Rows that have not `ended` are read again every `refreshSeconds` (pagination.js). `keep`: rows stay
- *   chosen that are no longer shown. `query` gives further parameters of requests. `counted`: shows how many match. `files`: offers
+ *   chosen that are no longer shown. `lead(rows)` gives a node above the rows. `query` gives further parameters of requests. `counted`: shows how many match. `files`: offers
  *   all of these as files.
  */
 export function ApiList(list) {
@@ -46,8 +46,9 @@ export function ApiList(list) {
     ? emptyState({ title: "No matches for these filters", action: html`<button type="button" class="button" onClick=${view.clear}>Clear the filters</button>` })
     : emptyState(list.empty);
   return html`
-    ${filters.length > 0 && html`<${Filters} filters=${filters} columns=${list.columns} view=${view} rows=${rows}><${Views} path=${location.pathname} search=${view.search} /><//>`}
+    ${filters.length > 0 && (rows.length > 0 || pages.rows === null || isFiltered(view.values)) && html`<${Filters} filters=${filters} columns=${list.columns} view=${view} rows=${rows}><${Views} path=${location.pathname} search=${view.search} /><//>`}
     ${pages.problem && problemAlert(pages.problem)}
+    ${list.lead?.(rows)}
     <${Selection} list=${list} rows=${rows} choice=${choice} total=${pages.total ?? (isWhole ? rows.length : null)} />
     ${pages.hasNewer && html`<div><button type="button" class="button" onClick=${pages.back}>Show earlier rows</button></div>`}
     <div class="list-body">
@@ -55,7 +56,7 @@ export function ApiList(list) {
       ${rows.length > 0 ? html`<${Table} caption=${list.caption} columns=${columns} rows=${rows} chosen=${choice.chosen} order=${view.order} onOrder=${view.setOrder} />` : pages.rows !== null && nothing}
     </div>
     <div class="list-foot">
-      <span class="muted" role="status">${pages.rows === null ? (pages.problem ? "" : "Loading…") : rows.length > 0 && `${plural(rows.length, noun, nouns)}${isWhole ? "" : " shown"}`}</span>
+      <span class="muted" role="status">${pages.rows === null ? (pages.problem ? "" : "Loading…") : !isWhole && `${plural(rows.length, noun, nouns)} shown`}</span>
       ${pages.hasOlder && html`<${Button} act=${pages.load} onProblem=${pages.complain}>Load more<//>`}
       ${list.files && rows.length > 0 && html`<span class="small">All that match: ${Object.entries(FILES).map(([format, text]) => html`<a download="" href=${addressOf(path, { ...view.query, format })}>${text}</a> `)}</span>`}
       ${rows.length > 0 && html`<${Chooser} columns=${list.columns} view=${view} />`}
@@ -192,7 +193,7 @@ function Selection({ list: { noun, nouns, acts = [] }, rows, choice, total }) {
     }
   };
   return html`<div class="selection" role="group" aria-label="Selection">
-      ${acts.length > 0 && html`<label class="choice"><input type="checkbox" checked=${here > 0 && here === rows.length} indeterminate=${here > 0 && here < rows.length} onChange=${(event) => choice.choose(rows, event.target.checked)} />Select all ${count(rows.length)} shown</label>`}
+      ${acts.length > 0 && rows.length > 1 && html`<label class="choice"><input type="checkbox" checked=${here > 0 && here === rows.length} indeterminate=${here > 0 && here < rows.length} onChange=${(event) => choice.choose(rows, event.target.checked)} />Select all ${count(rows.length)} shown</label>`}
       ${total !== null && html`<strong class="total">${total < MOST_COUNTED ? plural(total, noun, nouns) : `${count(MOST_COUNTED)} ${nouns ?? `${noun}s`} or more`}</strong>`}
       <span role="status">${chosen.size > 0 && `${plural(chosen.size, noun)} selected`}</span>
       ${acts.map((act) => html`<${Act} key=${act.text} act=${act} noun=${act.noun ?? noun} rows=${[...chosen.values()].filter(act.applies)} run=${() => run(act)} onProblem=${(problem) => setReport(problemAlert(problem))} />`)}

@@ -1,16 +1,17 @@
 /** The lists of tunings, recommendations and jobs, and the audit log. */
 
 import { addressOf, keyId, may } from "./api.js";
-import { bar, codeBlock, labelTags, linkTo, noPlan, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
+import { bar, codeBlock, labelTags, linkTo, nameLink, noPlan, scopeAlert, sparkline, stateBadge, time, took } from "./components.js";
 import { shortened } from "./device_words.js";
 import { deviceLink } from "./devices.js";
 import { byId } from "./dom.js";
 import { SEARCH } from "./filters.js";
-import { bytes, count, nameOrPurpose, number, planText, plural, seconds, words } from "./format.js";
+import { bytes, count, number, plural, seconds, words } from "./format.js";
 import { ApiList } from "./list.js";
 import { ENDED } from "./live.js";
+import { planText } from "./plan.js";
 import { html, render } from "./preact-htm.js";
-import { CONFIRM, holdsMark } from "./staleness.js";
+import { CONFIRM, staleLead, validMark } from "./staleness.js";
 
 const MOST_COMPARED = 8;
 const CHOICES = JSON.parse(byId("list").dataset.choices);
@@ -26,12 +27,12 @@ const ACTS = {
 
 const STATE = { ...choiceOf("state", "State", CHOICES.states, words), multiple: true };
 STATE.pills = STATE.options.filter(([state]) => state !== "CANCELLING");
-const NO_PLAN = { name: "outcome", label: "Outcome", options: [["infeasible", "No plan"]], pills: [["infeasible", "No plan"]] };
+const NO_PLAN = { name: "outcome", label: "Outcome", options: [["infeasible", "Nothing fits"]], pills: [["infeasible", "Nothing fits"]] };
 const MODEL = { name: "model", label: "Model", quick: true, suggest: (row) => row.model };
-const DEVICE = { name: "device", label: "Device", placeholder: "for example cuda:0", suggest: (row) => row.device };
-const SLOT = { name: "slot", label: "Slot", quick: true, suggest: (row) => row.slot };
+const DEVICE = { name: "device", label: "Requested device", placeholder: "for example cuda:0", suggest: (row) => row.device };
+const SLOT = { name: "slot", label: "Device", quick: true, suggest: (row) => row.slot };
 const PRODUCT = { name: "device", label: "Device", quick: true, suggest: (row) => row.device_name };
-const HOLDS = { ...choiceOf("stale", "Holds", ["false", "true"], (value) => (value === "true" ? "stale" : "holds")), quick: true };
+const HOLDS = { ...choiceOf("stale", "Still valid", ["false", "true"], (value) => (value === "true" ? "stale" : "valid")), quick: true };
 const LABEL = { name: "label", label: "Label", placeholder: "team=vision", pattern: "[^=]+=.*", maxlength: 400, multiple: true };
 const PROJECT = { name: "project", label: "Project", placeholder: "the full name", suggest: (row) => row.project, maxlength: 63 };
 const OWNERS = keyId() === "" ? [] : [{ name: "owner", label: "Owner", placeholder: "name or id of an API key", suggest: (row) => row.owner, maxlength: 100, pills: [[keyId(), "Mine"]] }];
@@ -46,7 +47,7 @@ function choiceOf(name, label, values, text = (value) => value) {
 // --- columns --------------------------------------------------------------------------------------------------------
 
 const BATCH = { title: "Effective batch", class: "number", sort: "effective_batch_size", largestFirst: true, cell: (row) => count(row.effective_batch_size) };
-const PLAN = { title: "Plan", class: "nowrap", cell: planWords };
+const PLAN = { title: "Plan", class: "nowrap sizes", cell: planWords };
 const GAIN = { title: "Gain", class: "number", cell: gainWords };
 const PEAK = { title: "Peak memory", class: "peak", sort: "peak", largestFirst: true, cell: peakBar };
 const RATE = { title: "Samples/s per rank", class: "number", sort: "samples_per_second", largestFirst: true, cell: ({ samples_per_second: rate }) => rate !== null && number(rate, 3) };
@@ -75,7 +76,7 @@ function clipped(text) {
 
 /** The column of the name, with the project and the labels; a row without a name shows what it is for. */
 function named(pages) {
-  return { title: "Name", class: "named", sort: "name", cell: (row) => html`<div class="clip">${linkTo(pages, row.id, nameOrPurpose(row))} ${labelTags(row, pages)}</div>` };
+  return { title: "Name", class: "named", sort: "name", cell: (row) => html`<div class="clip">${nameLink(pages, row)} ${labelTags(row, pages)}</div>` };
 }
 
 /** How many tunings a result served, as a link to all of them. */
@@ -187,12 +188,13 @@ const LISTS = {
       { ...GAIN, sort: "speedup", largestFirst: true },
       PEAK,
       RATE,
-      { title: "Uses", class: "number", sort: "uses", largestFirst: true, cell: usesLink },
-      { title: "Holds", class: "nowrap", cell: holdsMark },
+      { title: "Tunings answered", class: "number", sort: "uses", largestFirst: true, cell: usesLink },
+      { title: "Still valid", class: "nowrap", cell: validMark },
       ...OWNER,
       { title: "Created", class: "nowrap", sort: "created", largestFirst: true, cell: (row) => time(row.created_at) },
     ],
     acts: [compareAct((row) => row.id), CONFIRM],
+    lead: staleLead,
     keep: true,
     empty: {
       title: "No recommendations yet",
@@ -239,7 +241,7 @@ const LISTS = {
       { ...choiceOf("action", "Action", CHOICES.actions, actionWords), quick: true },
       { name: "key_id", label: "Who", quick: true, suggest: (row) => row.key_id, texts: (id, rows) => rows.find((row) => row.key_id === id)?.key_name ?? id, pills: keyId() === "" ? undefined : [[keyId(), "Mine"]] },
       { name: "sessions", label: "Sign-ins", options: [["shown", "Show sign-ins"]], pills: [["shown", "Show sign-ins"]] },
-      { name: "after", label: "After", type: "datetime-local" },
+      { name: "after", label: "Since", type: "datetime-local" },
       { name: "until", label: "Until", type: "datetime-local" },
       { name: "object_id", label: "Object", placeholder: "the id of a tuning, job or key", pattern: "[a-z0-9_]*", maxlength: 64 },
     ],

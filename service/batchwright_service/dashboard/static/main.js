@@ -79,7 +79,15 @@ function startErrorReports() {
   addEventListener("unhandledrejection", report);
 }
 
+/** Narrow pages have the links in one row, which is scrolled to the current one. */
+function showCurrentLink() {
+  const link = document.querySelector(".site-nav [aria-current]");
+  const row = link?.closest(".site-nav");
+  row?.scrollTo({ left: link.offsetLeft - row.offsetLeft - (row.clientWidth - link.clientWidth) / 2 });
+}
+
 startErrorReports();
+showCurrentLink();
 startKeyboard();
 startTheme();
 startConnection();

@@ -18,6 +18,7 @@ const MIB = 1024 ** 2;
 const FEW_SIZES = 10; // up to which every size has its tick
 const FAR = 3; // times the largest fit: a next size beyond that is not shown beside it
 const STEPS = 100;
+const ROOM = 0.12; // above the highest level, for its words
 const NOISE = 0.01; // of a peak, as a share
 const SLOPE_ERROR = 0.1; // of an estimate, as a share of its slope
 
@@ -68,12 +69,13 @@ export function memoryFigure(probes, model, { limitBytes, probeLimitBytes, chose
   const [low, high] = fits ? [Math.floor(0.8 * (chosen ?? fits)), Math.ceil(1.1 * Math.max(fits, next < FAR * fits ? next : 0)) + 1] : [0, 1.1 * largest];
   const heights = probes.map((probe) => heightOf(probe, model, probeLimitBytes ?? limitBytes) / unit[0]);
   const shown = heights.filter((_, index) => probes[index].micro_batch_size >= low && probes[index].micro_batch_size <= high);
-  const top = 1.04 * Math.max(...shown, (limitBytes ?? 0) / unit[0]);
+  const most = Math.max(...shown, (limitBytes ?? 0) / unit[0]);
+  const bottom = fits ? 0.97 * Math.min(...shown, model ? model(low) / unit[0] : most) : 0;
   return {
     data: [...modelTrace(model, [low, high], unit), ...outcomeTraces(probes, heights)],
     layout: {
       xaxis: { ...axis(), title: { text: "micro-batch size (samples)" }, range: [low, high], tickformat: ",d", dtick: high - low <= FEW_SIZES ? 1 : undefined },
-      yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, range: [fits ? 0.97 * Math.min(...shown, model ? model(low) / unit[0] : top) : 0, top] },
+      yaxis: { ...axis(), title: { text: `peak memory (${unit[1]})` }, range: [bottom, most + ROOM * (most - bottom)] },
       shapes: [...levels.map((drawn) => drawn.shape), ...chosenShape(chosen)],
       annotations: levels.map((drawn) => drawn.annotation),
     },

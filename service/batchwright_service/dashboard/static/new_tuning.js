@@ -59,6 +59,7 @@ function Form({ document, devices, commands, tuning }) {
   };
   const { value: written, problems, missing } = valueOf(form);
   const preview = JSON.stringify(written, null, 2);
+  const needed = [...new Set([...(isCommand || modelName(written.spec?.model) ? [] : ["model"]), ...missing.map(stepOf)])];
   return html`${page.notice}
     <form id="form" class="columns" novalidate onSubmit=${(event) => event.preventDefault()}>
       <div class="stack">
@@ -70,16 +71,16 @@ function Form({ document, devices, commands, tuning }) {
           announce(`Filled with: ${name}`);
         }}>${name}</button>`)}</div>
         <${Paste} page=${page} />
-        ${isCommand ? fields(form, ["spec.model"]) : html`<details><summary>Describe the model: ${modelName(written.spec?.model) ?? "not described yet"}</summary>${fields(form, ["spec.model"])}</details>`}</section>
+        ${isCommand ? fields(form, ["spec.model"]) : html`<details><summary>${modelName(written.spec?.model) ? `Describe the model: ${modelName(written.spec.model)}` : "Describe your own model"}</summary>${fields(form, ["spec.model"])}</details>`}</section>
         <section class="card" aria-labelledby="batch-title"><h2 id="batch-title">2. Which batch?</h2>${fields(form, ["effective_batch_size"])}
           ${!isCommand && html`<details><summary>The largest sample: ${sampleName(written.spec?.batch)}</summary>${fields(form, ["spec.batch"])}</details>`}</section>
-        <section class="card" aria-labelledby="card-title"><h2 id="card-title">3. Which card?</h2>${fields(form, ["device"])}
+        <section class="card" aria-labelledby="card-title"><h2 id="card-title">3. Which device?</h2>${fields(form, ["device"])}
           ${!isCommand && may("tunings:write") && html`<${Estimate} request=${written} isComplete=${problems.length + missing.length === 0 && modelName(written.spec?.model) !== null} cards=${cardsOf(written, served, devices.hardware ?? [])} />`}</section>
         <details class="card"><summary>Advanced: name, memory limit, ${isCommand ? "" : "precision, optimizer, data, "}objective and search</summary>
           ${fields(form, [...FIRST.filter((path) => !isCommand || !path.startsWith("spec.")), ...(isCommand ? [] : [...LATER, ...form.rest("spec", [...OF_SPEC, ...FIRST, ...LATER])]), ...form.rest("", [...SHOWN, ...FIRST])])}</details>
-        <div class="form-buttons submit-bar"><${Button} type="submit" class="button-primary" act=${submit} onProblem=${page.complain} disabled=${!may("tunings:write")}>Submit the tuning<//></div>
+        <div class="form-buttons submit-bar"><${Button} type="submit" class="button-primary" act=${submit} onProblem=${page.complain} disabled=${!may("tunings:write")}>Submit the tuning<//>${needed.length > 0 && html`<span class="needed muted">Still needed: ${needed.join(", ")}</span>`}</div>
       </div>
-      <div id="preview">${codeBlock(preview, { label: "Request body of POST /v1/tunings", download: "tuning.json" })}</div>
+      <div id="preview" class="stack">${needed.length > 0 && html`<p class="muted small">Fills in as you answer</p>`}${codeBlock(preview, { label: "Request body of POST /v1/tunings", download: "tuning.json" })}</div>
     </form>`;
 }
 
@@ -110,6 +111,12 @@ function modelName({ pretrained, config, architecture, target } = {}) {
 function sampleName(batch = {}) {
   const sizes = Object.entries(batch).filter(([, value]) => typeof value === "number");
   return sizes.map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(", ") || "not described yet";
+}
+
+/** The part of the form with a field that is still empty. */
+function stepOf(path) {
+  const name = path.startsWith("spec.model") ? "model" : path.startsWith("spec.batch") ? "largest sample" : path.split(".").at(-1);
+  return name.replaceAll("_", " ");
 }
 
 function fields(form, paths) {
@@ -304,7 +311,7 @@ function Estimate({ request: { spec, effective_batch_size, memory_margin }, isCo
     };
   }, [body]);
   return html`<div id="estimated" class="stack" role="status">${shown}</div>
-    <details onToggle=${({ target }) => setOpen(target.open)}><summary>${cards.length > 0 ? "Estimate for another card" : "Estimate for a card that is not here"}</summary>
+    <details onToggle=${({ target }) => setOpen(target.open)}><summary>${cards.length > 0 ? "Estimate for another GPU" : "Estimate for a GPU that is not here"}</summary>
       <div class="field"><label for="gpu-choice">GPU to estimate for</label>
         <select id="gpu-choice" class="input" value=${other} onInput=${({ target }) => setOther(target.value)}><option value="">${cards.join(", ") || "None"}</option>
           ${known?.items.map(({ name }) => html`<option key=${name} value=${name}>${name}</option>`)}</select></div>

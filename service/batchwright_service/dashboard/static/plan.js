@@ -2,6 +2,7 @@
  * A plan in words and drawn to scale.
  *
  *   planInWords(sizes)     "2 × 300", "8 ranks × (34 + 2 × 33)"; sizes: for each rank, those of its micro-batches in order
+ *   planText(summary)      the same of a plan without the list of its micro-batches
  *   drawPlan(sizes)        a row of pieces for each rank -> a node
  */
 
@@ -33,9 +34,9 @@ function drawRanks({ first, last, sizes }, largest) {
   </div>`;
 }
 
-function drawPiece(run, index) {
+function drawPiece(run, _index, all) {
   const text = runInWords(run);
-  return html`<div class="plan-piece plan-piece-${index % 2 === 0 ? "even" : "odd"}" title=${text} style=${{ flexGrow: run.size * run.times }}><span>${text}</span></div>`;
+  return html`<div class="plan-piece ${run.size === all[0].size ? "" : "plan-piece-odd"}" title=${text} style=${{ flexGrow: run.size * run.times }}><span>${text}</span></div>`;
 }
 
 export function planInWords(sizes) {
@@ -45,6 +46,21 @@ export function planInWords(sizes) {
     return sizes.length === 1 ? text : `${plural(last - first + 1, "rank")} × (${text})`;
   });
   return parts.join(" + ") + (groups.length > MOST_GROUPS ? " + …" : "");
+}
+
+/**
+ * A plan without the list of its micro-batches. Where ranks have equal shares, and its largest size is the smallest for so many steps, its sizes
+ * are those of an even split: "8 × 37 + 6 × 36". Otherwise only the largest is known: "2 ranks × 3 steps × ≤ 17".
+ */
+export function planText({ world_size: ranks, gradient_accumulation_steps: steps, micro_batch_size: size, effective_batch_size: samples }) {
+  const share = samples / ranks;
+  const larger = share - steps * (size - 1); // micro-batches of the largest size; the others are smaller by one
+  if (!Number.isInteger(share) || larger < 1 || larger > steps) {
+    return `${ranks === 1 ? "" : `${plural(ranks, "rank")} × `}${plural(steps, "step")} × ≤\u00a0${count(size)}`;
+  }
+  const runs = [{ size, times: larger }, { size: size - 1, times: steps - larger }].filter((run) => run.size * run.times > 0);
+  const text = steps === 1 ? `1 × ${count(size)}` : runsInWords(runs);
+  return ranks === 1 ? text : `${plural(ranks, "rank")} × (${text})`;
 }
 
 function runInWords({ size, times }) {

@@ -46,9 +46,9 @@ function sections(found, formats) {
     <${StaleAlert} id=${id} />
     <${Answer} found=${found}>${found.evidence.tuning_id && html`<span>Found by tuning ${linkTo("tunings", found.evidence.tuning_id)}: ${probesInWords(found)}.</span>`}<//>
     ${warnings(found)}
-    <${Card} name="proof" title="Proof"><div id="proof" class="stack"><${Proof} found=${found} />
+    ${found.evidence.proof.fits > 0 && html`<${Card} name="proof" title="Proof"><div id="proof" class="stack"><${Proof} found=${found} />
       ${found.feasible && variables(found.environment, "Environment variables of the job")}
-    </div><//>
+    </div><//>`}
     ${found.feasible && html`<div id="exports"><${Card} name="exports" title="Exports"><${Exports} path=${path} formats=${formats} command=${command} /><//></div>`}
     ${found.feasible && html`<${Card} name="gpus" title="On other GPUs" aside=${html`<span class="muted small">estimated, not measured</span>`}>
       ${command ? html`<p id="gpus" class="text">A command cannot be estimated: only a run shows its memory.</p>` : html`<${OtherGpus} request=${found.request} />`}

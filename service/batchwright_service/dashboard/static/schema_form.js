@@ -12,6 +12,7 @@
  * A problem is {field: dotted path, message}, as the service sends them.
  */
 
+import { withCode } from "./components.js";
 import { html, useLayoutEffect, useRef, useState } from "./preact-htm.js";
 
 const UNITS = { "": 1, b: 1, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30, tib: 2 ** 40, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
@@ -245,7 +246,7 @@ function textField(form, node) {
     return chosenFrom(form, node, known.some(([value]) => value === text) ? known : [...known, [text, text]], text);
   }
   const attributes = {
-    class: `input ${writer.lines ? "mono" : ""}`, value: text, placeholder: placeholderOf(schema, writer), autocomplete: "off", spellcheck: false,
+    class: `input ${writer.lines ? "mono" : ""}`, value: text, placeholder: placeholderOf(node), autocomplete: "off", spellcheck: false,
     inputmode: writer.inputMode, "aria-required": required ? "true" : null,
     onInput: (event) => form.set(path, event.target.value), ...described(form, path),
   };
@@ -282,7 +283,7 @@ function FieldError({ path, text = "" }) {
 }
 
 function hintNode(text, id = null) {
-  return html`<p class="field-hint" id=${id && `${id}-hint`}>${text.split("`").map((part, index) => (index % 2 === 0 ? part : html`<code>${part}</code>`))}</p>`;
+  return html`<p class="field-hint" id=${id && `${id}-hint`}>${withCode(text)}</p>`;
 }
 
 function labelOf(path) {
@@ -290,11 +291,11 @@ function labelOf(path) {
   return name.charAt(0).toUpperCase() + name.slice(1).replace(/ bytes$/, "");
 }
 
-function placeholderOf(schema, writer) {
+function placeholderOf({ name, schema, writer }) {
   if (schema.default !== undefined && schema.default !== null) {
     return writer.format(schema.default);
   }
-  return schema.properties?.model_type ? '{"model_type": "gpt2"}' : "";
+  return schema.properties?.model_type ? '{"model_type": "gpt2"}' : name === "effective_batch_size" ? "512" : "";
 }
 
 function idOf(path) {

@@ -1,4 +1,4 @@
-/** Whether recommendations still hold: what has changed on their devices since, and the tuning that confirms one. */
+/** Whether recommendations are still valid: what has changed on their devices since, and the tuning that confirms one. */
 
 import { get, may, post } from "./api.js";
 import { alertBox, both, Button, linkTo, mark, problemAlert } from "./components.js";
@@ -6,15 +6,27 @@ import { plural, shortId } from "./format.js";
 import { ENDED, eventually } from "./live.js";
 import { html, useEffect, useState } from "./preact-htm.js";
 
-/** Whether a recommendation of a list holds, with what has changed; null where no live device tells. */
-export function holdsMark({ stale, changes, confirmed_by: confirmed, replaced_by: replaced }) {
+/** Whether a recommendation of a list is still valid, with what has changed and a button that confirms it; null where no live device tells. */
+export function validMark(row) {
+  const { stale, changes, feasible, confirmed_by: confirmed, replaced_by: replaced } = row;
   if (stale === null) {
     return null;
   }
   if (!stale) {
-    return both(mark("ok", "check", "holds"), confirmed !== null && html`as ${linkTo("recommendations", confirmed)}`);
+    return both(feasible ? mark("ok", "check", "valid") : mark("neutral", "check", "unchanged"), confirmed !== null && html`as ${linkTo("recommendations", confirmed)}`);
   }
-  return both(mark("warn", "warning", "stale"), replaced === null ? changesText(changes) : html`replaced by ${linkTo("recommendations", replaced)}`);
+  const state = html`${mark("warn", "warning", "stale")}${CONFIRM.applies(row) && html` <${RowConfirmation} row=${row} />`}`;
+  return both(state, replaced === null ? changesText(changes) : html`replaced by ${linkTo("recommendations", replaced)}`);
+}
+
+function RowConfirmation({ row }) {
+  const [problem, setProblem] = useState(null);
+  return html`<${Button} class="button-small" act=${() => openConfirmation(row.id)} onProblem=${setProblem} aria-label="Confirm ${row.name ?? row.id}">Confirm<//>${problem && html` <span class="field-error" role="alert">${problem.detail}</span>`}`;
+}
+
+/** What stale rows of a list mean. */
+export function staleLead(rows) {
+  return rows.some(CONFIRM.applies) && alertBox("warn", null, "Stale: the software or the device changed since; confirm before training.");
 }
 
 /** @returns {string} such as "torch 2.12.0 → 2.13.0, driver 570 → none" */
@@ -61,15 +73,20 @@ function confirmed(id) {
   return post(`/v1/recommendations/${encodeURIComponent(id)}/confirm`, undefined, { idempotencyKey: keys.get(id) });
 }
 
+/** Opens the tuning that confirms a recommendation. */
+async function openConfirmation(id) {
+  location.assign(`/tunings/${encodeURIComponent((await confirmed(id)).id)}`);
+  await new Promise((resolve) => window.addEventListener("pageshow", resolve, { once: true })); // the page is left, and may be returned to
+}
+
 /** Says that a recommendation is stale, and offers to confirm it; nothing of one that holds. */
 export function StaleAlert({ id }) {
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState(null);
   useEffect(() => void eventually((signal) => get(`/v1/recommendations/${encodeURIComponent(id)}/staleness`, { signal })).then(setFound, setProblem), [id]);
-  const confirm = async () => {
+  const confirm = () => {
     setProblem(null);
-    location.assign(`/tunings/${encodeURIComponent((await confirmed(id)).id)}`);
-    await new Promise((resolve) => window.addEventListener("pageshow", resolve, { once: true })); // the page is left, and may be returned to
+    return openConfirmation(id);
   };
   return html`${found?.stale && warning(found, confirm, setProblem)}${problem !== null && problemAlert(problem)}`;
 }

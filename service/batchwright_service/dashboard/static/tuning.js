@@ -53,7 +53,7 @@ function sections(work, own) {
     ${Now && html`<section class="card answer" role="status" id="progress"><${Now} work=${work} tuning=${tuning} probes=${probes.map((probe) => probe.result)} /></section>`}
     ${found && html`<${Answer} found=${found}>
       ${isAnswered && html`<${Source} evidence=${found.evidence} />`}
-      <span>Recommendation: ${linkTo("recommendations", found.id)}</span>
+      <span>${found.feasible ? "Recommendation" : "Result"}: ${linkTo("recommendations", found.id)}</span>
     <//>
     ${warnings(found)}`}
     <${Evidence} probes=${probes.map((probe) => probe.result)} tuning=${tuning} />
@@ -91,10 +91,17 @@ function Running({ tuning, probes }) {
   const counts = (others?.items ?? []).map((each) => each.probes).filter(Boolean).sort((one, other) => one - other);
   const usual = counts[Math.floor(counts.length / 2)];
   const left = (usual - probes.length) * (probes.reduce((sum, probe) => sum + probe.seconds.total, 0) / probes.length);
+  const rest = left > 0 ? `: about ${seconds(left)} left` : probes.length > usual ? "; this one takes longer than usual" : "";
   return html`<h2>${activity ? activity[0].toUpperCase() + activity.slice(1) : "Starting"}…</h2>
-    ${probes.length > 0 && html`<p class="proven">So far: ${bracketInWords(probes)}.</p>`}
+    ${probes.length > 0 && html`<p class="proven">So far: ${bracketInWords(probes)}. ${reasonOf(activity)}</p>`}
     <progress class="progress" aria-label="Tuning in progress" />
-    <p class="muted">Running for ${elapsed(started)}.${usual && ` Tunings of ${model} here take about ${plural(usual, "probe")}${left > 0 ? `: about ${seconds(left)} left` : ""}.`}</p>`;
+    <p class="muted">Running for ${elapsed(started)}.${usual && ` Tunings of ${model} here take about ${plural(usual, "probe")}${rest}.`}</p>`;
+}
+
+/** Why the running probe is made, as far as its activity shows it. */
+function reasonOf(activity) {
+  const size = activity?.match(/^running .* at micro-batch ([\d,]+)$/)?.[1];
+  return size ? `${size} is the next size to try.` : activity?.includes("of the plan") ? "The plan is run before it is recommended." : "";
 }
 
 /** The largest size that fits, and the smallest that does not or whose plan ran out of memory. */
@@ -109,15 +116,14 @@ function bracketInWords(probes) {
   return (fits > 0 ? `${count(fits)} fits` : "no size fits yet") + failed;
 }
 
-/** The cause of a failure, other tunings with that cause, and what to try. */
+/** The cause of a failure, how many tunings had it, and what to try. */
 function Failure({ tuning }) {
   const code = tuning.problem.code;
-  const found = useRead(addressOf("/v1/tunings", { state: "FAILED", problem_code: code, limit: 6 }));
-  const others = (found?.items ?? []).filter((each) => each.id !== tuning.id).slice(0, 5);
+  const total = useRead(addressOf("/v1/tunings", { state: "FAILED", problem_code: code, limit: 1, total: true }))?.total;
   const limit = raisedLimit(tuning) && submissionAgain(tuning).probe_timeout_seconds;
   return failure(tuning, html`
     ${limit && may("tunings:write") && html`<p><a class="button button-primary" href=${repeatAddress(tuning)}>Try with ${seconds(limit)}</a></p>`}
-    ${others.length > 0 && html`<p>Failed for the same cause: ${others.map((each, index) => html`${index > 0 && ", "}${linkTo("tunings", each.id, each.name)}`)}. <a href=${addressOf("/tunings", { state: "FAILED", problem_code: code })}>All of them</a></p>`}`);
+    ${total > 1 && html`<p>${plural(total, "tuning")} failed with this code. <a href=${addressOf("/tunings", { state: "FAILED", problem_code: code })}>Show all</a></p>`}`);
 }
 
 function facts(tuning) {
@@ -156,7 +162,7 @@ function Evidence({ probes, tuning: { request, recommendation: found } }) {
     chosen: found?.plan?.micro_batch_size ?? null,
   };
   const speed = found && speedFigure(found);
-  return (found || model) && html`<${Card} name="proof" title=${found ? "Proof" : "Memory"}><div id="proof" class="stack">
+  return (found?.evidence.proof.fits > 0 || model) && html`<${Card} name="proof" title=${found ? "Proof" : "Memory"}><div id="proof" class="stack">
     ${found && html`<${Proof} found=${found} />`}
     ${probes.length > 0 && html`<p class="muted small">${memoryInWords(probes, model, limits)}</p>`}
     ${model && html`<div class="curves">

@@ -8,7 +8,7 @@ import { usePolled } from "./hooks.js";
 import { ApiList } from "./list.js";
 import { html, render, useState } from "./preact-htm.js";
 import { openSecretForm } from "./secret_form.js";
-import { backlog, hostOf, secretOf } from "./webhook_words.js";
+import { backlog, EVENTS, hostOf, secretOf } from "./webhook_words.js";
 
 const REFRESH_SECONDS = 5;
 const OVERLAPS = [[0, "At once"], [3600, "After an hour"], [86_400, "After a day"], [604_800, "After a week"]];
@@ -42,20 +42,28 @@ function WebhookPage() {
     </div>
     ${[problem, failed].filter(Boolean).map((each) => problemAlert(each))}
     <section class="card" id="facts" aria-label="Webhook">${definitions([
-      ["Address", html`<code>${webhook.url}</code>`],
+      ["Address", html`<code class="whole">${webhook.url.split(/(?<=[^/]\/)(?!\/)/).map((part) => [part, html`<wbr />`])}</code>`],
       ["Events", webhook.events.length > 0 ? html`<span class="tags">${webhook.events.map(tag)}</span>` : "all"],
       ["Project", webhook.project ?? "all"],
-      ["Not delivered", backlog(webhook)],
+      ["Not delivered", backlog(webhook, data.isUsed ? mark("ok", "check", "none") : "nothing sent yet")],
       ["Created", time(webhook.created_at)],
       ["The replaced secret signs too until", isFuture(webhook.previous_secret_until) && time(webhook.previous_secret_until, { relative: false })],
     ])}</section>
     <section aria-labelledby="deliveries-title"><h2 id="deliveries-title">Deliveries</h2>
-      <div class="list"><${ApiList} ...${DELIVERIES} /></div></section>`;
+      <div class="list"><${ApiList} ...${DELIVERIES} empty=${emptyOf(webhook)} /></div></section>`;
 }
 
 async function readWebhook(signal) {
   const { items } = await get("/v1/webhooks", { signal });
-  return { found: items.find(({ id }) => id === root.dataset.id) };
+  const found = items.find(({ id }) => id === root.dataset.id);
+  const isUsed = found !== undefined && (await get(`${path}/deliveries`, { query: { limit: 1 }, signal })).items.length > 0;
+  return { found, isUsed };
+}
+
+/** Which messages will appear in the list while it is empty. */
+function emptyOf({ events }) {
+  const when = events.length > 0 ? events.map((event) => EVENTS[event]).join(", or ") : "when a tuning or a job ends";
+  return { title: "No messages yet", text: `A message appears here ${when}. Delivered ones are kept for seven days.` };
 }
 
 function isFuture(iso) {
@@ -125,7 +133,6 @@ const DELIVERIES = {
     { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
   ],
   acts: [{ text: "Send again", applies: ({ state }) => state !== "pending", run: resend }],
-  empty: { title: "No messages yet", text: "Messages of tunings and jobs that end appear here. Delivered ones are kept for seven days." },
 };
 
 function lastAnswer({ last_status: status, last_error: error }) {

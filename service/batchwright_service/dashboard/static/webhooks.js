@@ -7,18 +7,9 @@ import { byId } from "./dom.js";
 import { usePolled } from "./hooks.js";
 import { html, render } from "./preact-htm.js";
 import { openSecretForm } from "./secret_form.js";
-import { backlog, hostOf, secretOf } from "./webhook_words.js";
+import { backlog, EVENTS, hostOf, secretOf } from "./webhook_words.js";
 
 const REFRESH_SECONDS = 15;
-const EVENTS = {
-  "tuning.succeeded": "A tuning ended with a plan",
-  "tuning.infeasible": "A tuning ended without a plan",
-  "tuning.failed": "A tuning failed",
-  "tuning.cancelled": "A tuning was cancelled",
-  "job.succeeded": "A job finished its training",
-  "job.failed": "A job failed",
-  "job.cancelled": "A job was cancelled",
-};
 
 function WebhooksPage() {
   const { data, problem, now } = usePolled((signal) => get("/v1/webhooks", { signal }), REFRESH_SECONDS);
@@ -42,7 +33,7 @@ const COLUMNS = [
   { title: "Webhook", class: "model", cell: (row) => both(html`<a href="/webhooks/${encodeURIComponent(row.id)}" title=${row.id}>${row.name || hostOf(row.url)}</a>`, row.url) },
   { title: "Events", class: "wide", cell: (row) => html`<div class="tags">${row.events.length > 0 ? row.events.map(tag) : tag("all")}</div>` },
   { title: "Project", class: "nowrap", cell: (row) => row.project ?? "all" },
-  { title: "Not delivered", class: "nowrap", cell: backlog },
+  { title: "Not delivered", class: "nowrap", cell: (row) => backlog(row) },
   { title: "Created", class: "nowrap", cell: (row) => time(row.created_at) },
 ];
 
