@@ -127,7 +127,7 @@ function trends(points, period) {
     const width = 100 / points.length;
     const bars = points.map((point, at) => point[name] > 0 && html`<rect key=${at} x=${at * width} width=${0.8 * width} y=${30 - (28 * point[name]) / most} height=${(28 * point[name]) / most}><title>${timeText(point.start)}: ${valueText(point[name])}</title></rect>`);
     return html`<div class="card trend trend-${name}"><div class="card-head"><b>${text}</b><span class="muted small">${peak}</span></div>
-      <svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="${text}, ${parts}, ${peak}"><line x1="0" x2="100" y1="30" y2="30" />${bars}</svg>
+      <svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label="${text}, ${parts}, ${peak}">${bars}</svg>
       <div class="trend-ends muted small"><span>${begin}</span><span>now</span></div></div>`;
   });
 }
