@@ -193,6 +193,7 @@ def test_passes_without_a_step_are_an_error_of_their_own(way: str, end: End) -> 
     result = end(way)
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "never-steps")
+    assert not result.fails_at_any_size, "its steps may depend on the size"
     assert "64 backward passes were counted without a step" in result.message
     assert "torch.optim.Optimizer" in result.message
 
@@ -201,7 +202,7 @@ def test_a_program_without_an_optimizer_is_told_so_whatever_it_accumulates(end: 
     """One that takes no accumulation may have any of its own, but this one can never make a step that is counted."""
     result = end("has-no-optimizer")
 
-    assert (result.outcome, result.error_type) == (Outcome.ERROR, "never-steps")
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, "no-optimizer")
     assert "and the command has none" in result.message
 
 
@@ -270,3 +271,13 @@ def test_an_error_of_the_program_is_shown_as_it_printed_it(end: End) -> None:
     assert "no column is called `labels`" in result.message
     assert "in raises" in (result.traceback or "")
     assert (result.process_peak_bytes or 0) > 0
+
+
+def test_a_missing_module_fails_at_every_size(tmp_path: Path) -> None:
+    """The error is not tried again at another size, as that of a program which refuses one sample is."""
+    output = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'lightning'\n"
+    result = result_of(replace(replay("raises", tmp_path), output=output))
+
+    assert (result.outcome, result.error_type) == (Outcome.ERROR, "ModuleNotFoundError")
+    assert result.fails_at_any_size
+    assert "No module named 'lightning'" in result.message

@@ -778,6 +778,14 @@ def test_an_error_at_one_ends_the_search_when_nothing_larger_runs(second: Outcom
     assert ("No larger size works instead: 2 does not fit." in course.verdict.message) == (second is Outcome.OOM)
 
 
+@pytest.mark.parametrize("error_type", ["ModuleNotFoundError", "no-optimizer"])
+def test_an_error_that_no_size_changes_ends_the_search_at_one(error_type: str) -> None:
+    """A command that cannot import a module would only fail again, minutes later."""
+    course = MicroBatchSearch(space(), of_command=True)
+    course.tell(probe_result(1, Outcome.ERROR).model_copy(update={"phase": Phase.BUILD, "error_type": error_type}))
+    assert isinstance(course.verdict, Failure)
+
+
 def test_a_lost_probe_is_repeated_once() -> None:
     """A probe ended from outside does not depend on its size: it is repeated, and a second loss ends the search."""
     course = MicroBatchSearch(space())

@@ -16,7 +16,9 @@ from batchwright.planning.accumulation import probe_window
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import (
+    ERRORS_OF_IMPORTS,
     NEARLY_FULL,
+    NO_OPTIMIZER,
     PLAN_NOT_FOLLOWED,
     CountedUpdates,
     Outcome,
@@ -160,15 +162,23 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
         case EndReason.FINISHED:
             return _finished(ended, counted)
         case EndReason.NEVER_STEPS:
-            why = (
-                f"but an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or its "
-                "optimizer is not a torch.optim.Optimizer, whose steps alone are counted"
-                if reports.has_optimizer
-                else "and the command has none, although only its steps are counted: torch.optim.SGD is plain gradient "
-                "descent"
+            error_type, why = (
+                NO_OPTIMIZER,
+                (
+                    "and the command has none, although only its steps are counted: torch.optim.SGD is plain gradient "
+                    "descent"
+                ),
             )
+            if reports.has_optimizer:
+                error_type, why = (
+                    "never-steps",
+                    (
+                        f"but an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or "
+                        "its optimizer is not a torch.optim.Optimizer, whose steps alone are counted"
+                    ),
+                )
             passes = f"{reports.waiting_passes} backward passes were counted"
-            return Outcome.ERROR, "never-steps", f"{passes} without a step of a torch.optim.Optimizer, {why}", None
+            return Outcome.ERROR, error_type, f"{passes} without a step of a torch.optim.Optimizer, {why}", None
         case EndReason.NO_BACKWARD:
             message = f"{ended.updates} optimizer steps were counted without a backward pass: no training was seen"
             return Outcome.ERROR, "no-backward", message, None
@@ -268,7 +278,9 @@ def _failed(ended: EndedCommand, where: str, cause: str) -> _Verdict:
         return Outcome.LOST, cause, f"a rank was ended from outside {where} ({cause})", None
     if not ended.reports.processes and ended.unreached:
         return Outcome.ERROR, *_not_reached(ended, cause), None
-    return Outcome.ERROR, cause, f"ended with {cause} {where}: {last}" if last else f"ended with {cause} {where}", None
+    error_type = next((name for name in ERRORS_OF_IMPORTS if last.startswith(f"{name}:")), cause)
+    message = f"ended with {cause} {where}: {last}" if last else f"ended with {cause} {where}"
+    return Outcome.ERROR, error_type, message, None
 
 
 def _is_nearly_full(ended: EndedCommand) -> bool:

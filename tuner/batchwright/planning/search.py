@@ -141,7 +141,7 @@ class MicroBatchSearch:
         """Keep the first error of a size of one, which does not bound larger sizes; return whether this is the one."""
         runs = result.phase in {Phase.WARMUP, Phase.MEASURE} or (self._of_command and result.phase is Phase.BUILD)
         first = self._failed_at_one is None and result.micro_batch_size == 1 and self.space.count > 1
-        if runs and first and result.outcome is Outcome.ERROR and not result.is_device_error:
+        if runs and first and result.outcome is Outcome.ERROR and not result.fails_at_any_size:
             self._failed_at_one = result
         return result is self._failed_at_one
 

@@ -17,6 +17,12 @@ from batchwright.schemas.residuals import EstimateCorrection
 PLAN_NOT_FOLLOWED = "plan-not-followed"
 """``ProbeResult.error_type`` where a command does not train by the figures of its plan."""
 
+NO_OPTIMIZER = "no-optimizer"
+"""``ProbeResult.error_type`` where a command makes backward passes without having any optimizer of torch."""
+
+ERRORS_OF_IMPORTS = ("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError")
+"""``ProbeResult.error_type`` where a command cannot import its own code."""
+
 NEARLY_FULL = 0.8
 """Share of the limit from which on memory may be the cause of an error that does not name its cause. A choice."""
 
@@ -343,6 +349,11 @@ class ProbeResult(Document):
     def is_device_error(self) -> bool:
         """Return whether the device failed, or could not be used, whatever the size."""
         return self.error_type == "batchwright.errors.DeviceError"
+
+    @property
+    def fails_at_any_size(self) -> bool:
+        """Return whether an error would occur at every other size too."""
+        return self.is_device_error or self.error_type in {NO_OPTIMIZER, *ERRORS_OF_IMPORTS}
 
     @property
     def held_bytes(self) -> int | None:
