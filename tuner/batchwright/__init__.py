@@ -121,28 +121,14 @@ _MODULES = {
     ),
     "batchwright.client.documents.exports": ("ExportRequest",),
     "batchwright.exports.base": ("ExportOptions",),
-    "batchwright.library.find_batch_size": (
-        "find_batch_size",
-        "with_batch_size",
-    ),
+    "batchwright.library.find_batch_size": ("find_batch_size", "with_batch_size"),
     "batchwright.library.recommendation": ("Recommendation",),
-    "batchwright.library.tuning": (
-        "estimate",
-        "plan",
-        "tune",
-    ),
+    "batchwright.library.tuning": ("estimate", "plan", "tune"),
     "batchwright.schemas.base": ("load_document",),
     "batchwright.schemas.dataset.batch_spec": ("BatchSpec",),
-    "batchwright.schemas.optimizer": (
-        "OptimizerSpec",
-        "ParameterGroup",
-        "ScheduleSpec",
-    ),
+    "batchwright.schemas.optimizer": ("OptimizerSpec", "ParameterGroup", "ScheduleSpec"),
     "batchwright.schemas.plans": ("Plan",),
-    "batchwright.schemas.requests": (
-        "TrainingRequest",
-        "TuningRequest",
-    ),
+    "batchwright.schemas.requests": ("TrainingRequest", "TuningRequest"),
     "batchwright.schemas.workload": (
         "Gpt",
         "Mlp",
@@ -155,24 +141,11 @@ _MODULES = {
         "load_spec",
         "parse_spec",
     ),
-    "batchwright.training.accumulation.collectives": (
-        "ProcessGroup",
-        "join_ranks",
-        "local_rank",
-    ),
+    "batchwright.training.accumulation.collectives": ("ProcessGroup", "join_ranks", "local_rank"),
     "batchwright.training.accumulation.engine": ("GradientAccumulation",),
-    "batchwright.training.batch_schedule": (
-        "BatchSchedule",
-        "Position",
-    ),
-    "batchwright.training.micro_batches.splitting": (
-        "MicroBatch",
-        "windows",
-    ),
-    "batchwright.training.optimizers": (
-        "build_optimizer",
-        "build_schedule",
-    ),
+    "batchwright.training.batch_schedule": ("BatchSchedule", "Position"),
+    "batchwright.training.micro_batches.splitting": ("MicroBatch", "windows"),
+    "batchwright.training.optimizers": ("build_optimizer", "build_schedule"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
