@@ -1,7 +1,5 @@
 """Turn the end of a command into the result of its probe: an outcome, a message of its own, and evidence. No torch."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,21 +160,14 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
         case EndReason.FINISHED:
             return _finished(ended, counted)
         case EndReason.NEVER_STEPS:
-            error_type, why = (
-                NO_OPTIMIZER,
-                (
-                    "and the command has none, although only its steps are counted: torch.optim.SGD is plain gradient "
-                    "descent"
-                ),
+            error_type = "never-steps"
+            why = (
+                f"but an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or its "
+                "optimizer is not a torch.optim.Optimizer, whose steps alone are counted"
             )
-            if reports.has_optimizer:
-                error_type, why = (
-                    "never-steps",
-                    (
-                        f"but an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or "
-                        "its optimizer is not a torch.optim.Optimizer, whose steps alone are counted"
-                    ),
-                )
+            if not reports.has_optimizer:
+                error_type = NO_OPTIMIZER
+                why = "and the command has none, though only its steps count: torch.optim.SGD is plain gradient descent"
             passes = f"{reports.waiting_passes} backward passes were counted"
             return Outcome.ERROR, error_type, f"{passes} without a step of a torch.optim.Optimizer, {why}", None
         case EndReason.NO_BACKWARD:
