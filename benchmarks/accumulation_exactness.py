@@ -14,8 +14,6 @@ gradient in fp64 of the mean over all tokens of the samples that should be in th
 - Two ranks: the samples of A over two processes (gloo), 2 micro-batches of 2 on each.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """The contenders of ``accumulation_exactness.py``: each trains ``task.model`` with ``task.optimizer``."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext

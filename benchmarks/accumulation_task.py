@@ -1,7 +1,5 @@
 """The model, the samples and the exact gradient of ``accumulation_exactness.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ slice of some seconds each, by one process with 16 connections, `wrk` where it i
 neighbouring slices.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ python benchmarks/api_load_bare.py RECOMMENDATION LIST    (files with the bytes)
 It says where it listens on standard error, as the service does.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ Both print one line of JSON. The reader is a closed loop: a connection sends its
 the one before. BATCHWRIGHT_API_KEY, when set, is sent along.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Fills the database of ``api_load.py``: tunings with their answers, and tunings that wait and can be followed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -22,8 +22,6 @@ the undisturbed one, all work was stored once, no recorded probe was run again, 
 ran twice at once, and neither a process nor a lease nor a file is left. The result is written after every round.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The deployments that ``chaos.py`` disturbs: a service, its workers or its cluster, its database and its disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The faults of ``chaos.py``. A function of each returns what it did, or None if it missed its moment."""
 
-from __future__ import annotations
-
 import resource
 import signal
 import time

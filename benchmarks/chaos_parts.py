@@ -1,7 +1,5 @@
 """The processes and databases that ``chaos.py`` starts, disturbs and kills. Children inherit a mark."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

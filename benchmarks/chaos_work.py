@@ -1,7 +1,5 @@
 """The tunings and jobs of ``chaos.py``, and the invariants that must hold when they have ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

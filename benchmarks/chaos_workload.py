@@ -5,8 +5,6 @@ that the kernel releases when the process ends. Two processes that run the same 
 however short the overlap. Estimates and checks build the workload too: they are recorded, and take no lock.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -16,8 +16,6 @@ the median of these times, and counts the programs with one. The file is written
 leaves out the programs that it has.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -8,8 +8,6 @@ is the same decorator). A user of Lightning has the program's model and loss in 
 `Tuner.scale_batch_size`. A trial is two updates of two micro-batches, three of Lightning's, as its default is.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import resource

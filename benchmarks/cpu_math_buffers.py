@@ -12,8 +12,6 @@ MKL decides by the make of the CPU which code it runs, and on AMD's it keeps lit
 in the file, beside those of other runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 python benchmarks/cpu_repeatability.py [--runs 10] [--output benchmarks/results/cpu_repeatability.json]
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import Counter

@@ -13,8 +13,6 @@ those that the project's probes and jobs run with. The second hand-written loop 
 engine does around each of them, and many tensors what it does for each parameter.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import itertools

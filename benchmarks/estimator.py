@@ -10,8 +10,6 @@ and how long the command line takes to estimate GPT-2 124M. An error is the esti
 above zero it is too high. The file is written after every workload and every published row, the seconds last.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -15,8 +15,6 @@ The estimate traces today's torch and transformers. ``SOURCES`` names the versio
 to choose a constant of the estimator, except those of ``GPUMemNet`` for the width of the interval of convolutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field

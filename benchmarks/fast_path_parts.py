@@ -8,8 +8,6 @@ stored. The gain of a part is the CPU time of the server's process per request w
 parts: the median and quartiles of the ratios of neighbouring slices, which other load of the machine disturbs least.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -17,8 +17,6 @@ the same in plain torch is tried, without our engine. Our answer is the largest 
 Our plan may have to be smaller, as its last micro-batch may differ from the others: ``plan`` is its largest one.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

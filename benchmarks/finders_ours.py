@@ -4,8 +4,6 @@ As one command it is ``batchwright tune``, with all that it imports. Served, the
 workload needs imported, as in a service's worker that had such a model before.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

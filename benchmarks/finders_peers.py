@@ -13,8 +13,6 @@ samples of a whole effective batch are in memory, and micro-batches are slices o
 accelerate and Lightning tell an out-of-memory error by their own code; NeMo's knows CUDA's alone: on a CPU ours helps.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What a finder's process writes down as it goes, line by line: one that dies has told what it tried. No torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

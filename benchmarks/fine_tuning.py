@@ -13,8 +13,6 @@ held-out loss of what was written, by one function for all; the peak of the proc
 imports, as probes and jobs count it; the seconds of all updates, without imports.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -7,8 +7,6 @@ from the same matrices, take the samples in the same order, and write ``found.js
 Started with the allocator's settings that our jobs have; memory is counted as there, from after the imports on.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

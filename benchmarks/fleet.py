@@ -9,8 +9,6 @@ PostgreSQL are real, with synchronous commits on this machine's disk; the hosts 
 machine, each with its own store (``fleet_hosts.py``); work sleeps for a moment. Nothing here measures a network.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The database of a simulated fleet: its processes' time, its transactions, and the times of stored work."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ for all devices that are free, waits for the ends of their work, and records the
 interpreter would measure the interpreter.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

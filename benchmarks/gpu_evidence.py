@@ -20,8 +20,6 @@ runs/gpu_evidence/, because nothing seen there is a measurement of a GPU; time l
 because the host's processors do the work of the card. Without a card the exit code is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

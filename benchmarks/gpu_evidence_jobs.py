@@ -4,8 +4,6 @@ Each is tuned at one size, estimated from its spec alone, and then trained for t
 be what the probe measured, and what the estimate said.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 What was found is written after each step, so that a part that fails or is ended keeps what it had.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

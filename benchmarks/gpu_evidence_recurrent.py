@@ -5,8 +5,6 @@ beside them. A workspace is the peak of the allocated bytes during a call less t
 has the caching allocator's rounding, up to 2 MiB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -9,8 +9,6 @@ of operators. `library_calls` names the operators whose workspaces are the choic
 tensors: workspace_table.py makes a table of them that estimates read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

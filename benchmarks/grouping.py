@@ -6,8 +6,6 @@ The records are the docstrings of the standard library of this Python, as bytes,
 records in micro-batches of 8. The figures depend on the version of Python alone.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import platform

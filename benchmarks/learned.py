@@ -13,8 +13,6 @@ of a family share, and a part of each model's own; the limit may be met below it
 noisy. Every answer of an oracle is checked against the truth.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence

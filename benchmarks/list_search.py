@@ -6,8 +6,6 @@ Each search is made several times; the slowest is printed too, since a person wa
 milliseconds are those of the whole search, and depend little on what else the machine does.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

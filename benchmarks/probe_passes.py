@@ -9,8 +9,6 @@ optimizer on one of them) it is the private memory, on a virtual card (the workl
 allocator holds in tensors and what it reserves. ``--label`` names the rows of a run in the file.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

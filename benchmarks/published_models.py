@@ -4,8 +4,6 @@ The vision models follow torchvision's (residual blocks, ReLUs in place). The GP
 Language Model (From Scratch)", chapter 5. Weights are random: they do not change memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ python benchmarks/reaction_times.py [--rounds 5] [--output benchmarks/results/re
 No test depends on these figures: on a busy machine they are larger. Probes are scripted; everything else is real.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import statistics

@@ -1,7 +1,5 @@
 """The parts that benchmarks share: options, results with the machine they were measured on, tables and processes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ Ours is told the peak of every fit; each row pools intercepts of 0, 0.1, 0.3, 0.
 with and half without the resident bytes, and a limit that is met anywhere between the answer and the next size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -9,8 +9,6 @@ environment as pip leaves it. Probes with and without a fork server take turns, 
 includes the imports; it is reported apart.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -12,8 +12,6 @@ size was found with, so that its micro-batch does not fit. The true largest size
 and halving, and then by a scan of the sizes around, a fresh process for each. ``--quick`` leaves out both.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -5,8 +5,6 @@ that the optimizer stepped with, and the samples that went through the model wit
 files in FOLDER. Nothing that is recorded stays in memory.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The model of examples/side_by_side as a ``python`` target, for the true largest size in side_by_side.py."""
 
-from __future__ import annotations
-
 from common_task import build_model, longest_batch, loss
 from torch import Tensor, nn
 

@@ -10,8 +10,6 @@ Four rounds, each on a service of its own on loopback, as `batchwright serve` ru
 - 100 clients that ask for the API's document and read nothing of it, until they are dropped.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket

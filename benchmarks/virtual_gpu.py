@@ -10,8 +10,6 @@ is higher. Nothing here is measured on a GPU: cuDNN's workspaces for convolution
 trace's assumption of them is left out of neither side.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 A process of its own, because the stand-in for CUDA is loaded before torch.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 Sizes are such that a probe takes seconds: it builds the model on the CPU, and no large operator is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

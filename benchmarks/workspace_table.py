@@ -7,8 +7,6 @@ are left out: torch's source says what they hold. The file keeps the tables of o
 of this one is replaced. Evidence of a virtual card, whose workspaces are invented, is refused for the package's file.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

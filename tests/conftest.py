@@ -1,7 +1,5 @@
 """Fixtures and hooks of all tests: isolation, and last lines that say how many GPU tests did not run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

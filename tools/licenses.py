@@ -1,7 +1,5 @@
 """List the licences of what is installed: ``python tools/licenses.py`` writes docs/licenses.md from the metadata."""
 
-from __future__ import annotations
-
 import re
 from importlib import metadata
 from pathlib import Path

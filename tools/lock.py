@@ -5,8 +5,6 @@ its wheels differ from index to index (CPU, CUDA, a local file), so no list of h
 is pinned.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -6,8 +6,6 @@ apart from `.venv`, and nothing is uploaded. With ``--tag TAG`` (`make release-c
 in the changelog are checked before anything is built.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

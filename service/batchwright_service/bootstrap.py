@@ -1,7 +1,5 @@
 """The composition root of a service: builds the API around the use cases, and the workers of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

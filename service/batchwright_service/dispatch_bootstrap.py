@@ -1,7 +1,5 @@
 """The composition root of dispatchers."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

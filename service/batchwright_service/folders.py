@@ -1,7 +1,5 @@
 """Private folders of the service."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Translate every error into a problem document (RFC 9457)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from http import HTTPStatus
 

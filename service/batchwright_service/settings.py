@@ -4,8 +4,6 @@ An option has precedence over a variable, and a variable over the default. An un
 error, so that a misspelt setting is not ignored.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

@@ -1,7 +1,5 @@
 """The composition root of workers: builds them without the HTTP side, which a process of workers never imports."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The job of a command from the command line: output, exit codes, and options that a command has none of."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

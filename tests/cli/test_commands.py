@@ -1,7 +1,5 @@
 """The command line as a user meets it: answers on standard output, progress on standard error, exit codes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

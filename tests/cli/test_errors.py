@@ -1,7 +1,5 @@
 """Exit codes of errors."""
 
-from __future__ import annotations
-
 from batchwright.cli.errors import ExitCode, exit_code
 from batchwright.errors import BatchwrightError, ExportError
 

@@ -1,7 +1,5 @@
 """`batchwright estimate` and `batchwright gpus` as a user meets them: answers, words, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`batchwright export` and `batchwright formats` as a user meets them: files, words, exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

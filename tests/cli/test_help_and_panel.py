@@ -1,7 +1,5 @@
 """The help of every command, at 80 columns."""
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from collections.abc import Iterator

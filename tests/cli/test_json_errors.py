@@ -1,7 +1,5 @@
 """Errors as JSON: with `--json`, every command prints every error as one document."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

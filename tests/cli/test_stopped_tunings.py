@@ -1,7 +1,5 @@
 """Tunings that Ctrl-C, a scheduler, a time limit or a failing host stops, and those that go on from them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

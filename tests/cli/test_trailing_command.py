@@ -1,7 +1,5 @@
 """The command after `--` on a command line, and the errors about it. No process is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

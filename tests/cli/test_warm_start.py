@@ -1,7 +1,5 @@
 """``batchwright tune --warm-start-from``: a stored recommendation warm-starts a tuning of the same request."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

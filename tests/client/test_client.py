@@ -1,7 +1,5 @@
 """The SDK against a real service: both clients, every call."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

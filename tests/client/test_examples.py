@@ -1,7 +1,5 @@
 """The examples that use the SDK, run as they stand against a real service."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Callable

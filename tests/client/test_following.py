@@ -1,7 +1,5 @@
 """The SDK waits, follows, pages and reads again, over a network that follows a script."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

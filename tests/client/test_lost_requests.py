@@ -1,7 +1,5 @@
 """The SDK against a real service over a network that loses requests and responses: nothing is created twice."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -1,7 +1,5 @@
 """The SDK over a network that fails: which calls are retried, and for how long."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The programs of `programs/` as commands: how each is started, and how its sizes reach it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The cards that a command sees, by the ranks that it starts and the devices that it holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs of commands: their ends, their files, and nothing that is left of them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

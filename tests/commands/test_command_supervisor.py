@@ -1,7 +1,5 @@
 """Tests of ``batchwright.commands.command_supervisor``: probes of small programs on the CPU."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Iterator

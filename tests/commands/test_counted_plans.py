@@ -1,7 +1,5 @@
 """Probes that count the updates of a plan, and end within the last one where nothing more is to be seen."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

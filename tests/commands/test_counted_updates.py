@@ -1,7 +1,5 @@
 """Tests of ``batchwright.commands.counted_updates``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

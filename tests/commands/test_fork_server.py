@@ -1,7 +1,5 @@
 """Tests of the fork server of a command: forked probes are as fresh ones, and end as strictly. Real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

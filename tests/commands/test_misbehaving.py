@@ -3,8 +3,6 @@
 The outcomes are shown by what the programs once reported (`recorded.py`), and at length by the programs themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs as users write them, tuned and compared with a scan of the sizes around the answer, and small ones."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What is counted of programs whose samples are not simply the rows of one call, one way of a program each."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

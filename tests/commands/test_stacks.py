@@ -1,7 +1,5 @@
 """Tests of ``batchwright.commands.stacks``: processes that hang, read by py-spy if it may attach, else from inside."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of ``batchwright.commands.templates``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Single probes of programs, each in fresh processes, and the budget under which a known size is the largest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

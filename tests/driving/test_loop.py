@@ -1,7 +1,5 @@
 """The loop of every tuning: the order of its steps, what it repeats after a restart, and whom it blames."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime

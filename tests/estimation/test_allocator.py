@@ -1,7 +1,5 @@
 """The simulated caching allocator: an example of every rule, and a comparison with a slow model."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 

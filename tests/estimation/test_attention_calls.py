@@ -1,7 +1,5 @@
 """A traced model calls attention as the real one does: with the same shapes, mask, and grouping of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

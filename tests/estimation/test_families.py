@@ -1,7 +1,5 @@
 """Families of models with published configurations: each is probed on the CPU, and estimated for a card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients that autograd adds in place: a trace must see them, although a dispatch mode changes what autograd does."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory that CUDA kernels allocate inside: copies of arguments that they cannot read, and workspaces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Expected peaks, compared with the peaks that probes measure."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Estimates from a pool of processes, which are reused, replaced when lost, and never left over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

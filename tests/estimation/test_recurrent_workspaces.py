@@ -1,7 +1,5 @@
 """Memory of recurrent layers with cuDNN: the published report, and what follows from the arguments of a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replays of traces: peaks, the smallest capacity, the breakdown; and traces at every micro-batch size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """Traces of Mamba's recurrence in groups of steps, against traces of every step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Growth of bytes with the micro-batch size: polynomials for tensors, else piecewise lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces of ranks that hold shards (FSDP2), against the arithmetic of shards."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.estimation.trace import Category, Trace

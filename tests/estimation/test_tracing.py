@@ -1,7 +1,5 @@
 """Updates traced on fake tensors: bytes by hand, every kind of model, sizes, the shim, the process around it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import resource

@@ -1,7 +1,5 @@
 """Estimates from replays of small traces: the sizes that fit on a GPU, their uncertainty, and the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

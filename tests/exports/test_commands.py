@@ -1,7 +1,5 @@
 """Launchers carry the command of a recommendation: its arguments, its environment and its files, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The guide to exports describes the targets of the registry."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Exports to frameworks: the translation of a spec, and the warnings. Pure."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Every target writes what was read by eye."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.exports.registry import TARGETS

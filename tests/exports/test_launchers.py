@@ -1,7 +1,5 @@
 """Launchers carry topology, program and figures to torchrun, and nothing of it gets lost or runs on the way."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

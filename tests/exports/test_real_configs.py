@@ -4,8 +4,6 @@
 imported without the rest of the package.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@
 (`BATCHWRIGHT_TEST_LAUNCHERS`) and Debian's packages of Slurm, unpacked (`BATCHWRIGHT_TEST_SLURM`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

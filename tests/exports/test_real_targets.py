@@ -4,8 +4,6 @@ Each training is a user's program (`programs/`) in a process of its own, started
 It counts the samples that went through the model before each of the optimizer's steps.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

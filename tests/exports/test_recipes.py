@@ -1,7 +1,5 @@
 """Exports to frameworks that build model and optimizer themselves: what of a spec they do not hold. Pure."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.exports.registry import export

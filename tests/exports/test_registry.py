@@ -1,7 +1,5 @@
 """The registry: what is refused and why, and what an export says of the plan it holds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

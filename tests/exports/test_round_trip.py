@@ -1,7 +1,5 @@
 """The target's own parser reads back what an export wrote, for any strings and sizes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import stat

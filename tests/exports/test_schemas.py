@@ -1,7 +1,5 @@
 """Exports to frameworks that are not installed match the schemas recorded from their sources."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

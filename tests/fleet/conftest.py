@@ -1,7 +1,5 @@
 """A database, and services that dispatch to a cluster."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping

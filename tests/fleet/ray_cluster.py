@@ -5,8 +5,6 @@ Lines on standard input change it: `kill node0`, `add node0`, `kill head`.
 Arguments: the port of the dashboard, the number of nodes, and the folder for their data.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

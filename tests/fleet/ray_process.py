@@ -1,7 +1,5 @@
 """A Ray cluster in a process of its own, since nothing else of the tests may import Ray."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The lines with which docs/clusters.md goes from one host to a cluster, run on a real Ray and a real Slurm."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

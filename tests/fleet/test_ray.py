@@ -1,7 +1,5 @@
 """The fleet on a real Ray cluster of three nodes, parts of which are killed."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

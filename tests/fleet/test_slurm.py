@@ -1,7 +1,5 @@
 """The fleet on a real Slurm of two nodes, through submitit."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

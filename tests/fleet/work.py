@@ -1,7 +1,5 @@
 """Work for a fleet, the service that dispatches it, and what must be true of it while parts are killed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

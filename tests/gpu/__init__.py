@@ -1,7 +1,5 @@
 """Tests that need a CUDA device: run by ``make gpu-test``."""
 
-from __future__ import annotations
-
 import os
 
 RECOVERIES = 10 if "VIRTUAL_GPU_SESSION" in os.environ else 50

@@ -1,7 +1,5 @@
 """What we claim about CUDA, seen on a CUDA device. Run by ``make gpu-test``; skipped, and counted, without one."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

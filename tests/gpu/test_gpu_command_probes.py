@@ -1,7 +1,5 @@
 """Probes of commands on a card: the allocator's limit, its out-of-memory observer, and its peaks."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands on a CUDA device: their answer against fresh runs, and OOMs that a program survives."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.schemas.results import Outcome

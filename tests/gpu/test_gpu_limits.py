@@ -1,7 +1,5 @@
 """Memory limits on a CUDA device, and the allocator's memory apart from that of the process."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

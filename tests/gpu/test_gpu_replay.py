@@ -3,8 +3,6 @@
 Each recording is a process of its own (this file run as a program): the history has to begin before the first block.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Traced updates compared with what the same updates take on this host's card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The accumulation engine on a CUDA device: real out-of-memory errors in a window, recovered without a leak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of ``batchwright.hardware.crashes``: the runs that explain a crash, over attempts with known ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.hardware.crashes import run_explaining_crashes

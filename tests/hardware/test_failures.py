@@ -1,7 +1,5 @@
 """Classification of failures: the table of known messages."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The table of GPUs: its figures, and the lookup of a GPU by any of its names."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Literal

@@ -1,7 +1,5 @@
 """Devices that are the hardware of a request."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.errors import DeviceError, SpecError

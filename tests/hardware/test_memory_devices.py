@@ -1,7 +1,5 @@
 """Memory devices: one contract for all of them, and the inventory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

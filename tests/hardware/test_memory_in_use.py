@@ -1,7 +1,5 @@
 """Tests of ``batchwright.hardware.memory_in_use``: the memory of this host, and of a card whose driver is scripted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Measured workspaces: the shares that estimates read, and the files that tables come from."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Make a stand-in for the base image by debootstrap: Debian's Python, as the official image arranges it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

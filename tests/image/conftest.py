@@ -1,7 +1,5 @@
 """The built image, and an operator's key."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Unpack the tools that build and run containers from Debian's packages, and call them without installing any."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Run the image as the manifests do, and ask its API by curl from within the container's network."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time

@@ -1,7 +1,5 @@
 """Build docker/Dockerfile as it is, with the packages that pip finds on this machine."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """An API and a worker in containers of their own, over one PostgreSQL database and one folder of runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

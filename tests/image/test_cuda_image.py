@@ -1,7 +1,5 @@
 """The image with torch's CUDA build: without a card, and on a virtual one, since these hosts have none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The image by itself: hardened, complete, and resumed after every kind of end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A Ray node in the image with Ray, started as KubeRay starts one, and an API that dispatches to it."""
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The callback of Hugging Face's Trainer, in runs of the Trainer itself."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The callbacks of Lightning's Trainer, in fits of the Trainer itself."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The peak of a training process against the limit of its recommendation, on the CPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

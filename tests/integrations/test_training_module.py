@@ -1,7 +1,5 @@
 """Samples of a loader's data for probes, and a module with its optimizer in the process of one."""
 
-from __future__ import annotations
-
 import importlib
 import operator
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Preference pairs beside TRL's `DPOTrainer`: equal tokens, losses, gradients and rewards."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import json

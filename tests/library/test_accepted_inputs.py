@@ -1,7 +1,5 @@
 """The library's doors accept the same: every loss, batch and plan of one is one of every other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``find_batch_size``: functions of one's own, in processes of their own, tuned as by the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

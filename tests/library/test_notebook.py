@@ -1,7 +1,5 @@
 """``find_batch_size`` in cells of a notebook, run by Jupyter's kernel: classes of ``__main__``, errors, interrupts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

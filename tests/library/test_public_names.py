@@ -1,7 +1,5 @@
 """``import batchwright``: its public names, and what importing them needs."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recommendations with methods: exports, plot, the view in a notebook."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The settings of torch that probes have from the caller's process, compared with those that torch has."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

@@ -1,7 +1,5 @@
 """Each sentence of the documentation of ``tune`` and ``estimate``, run once."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The arithmetic of accumulation: plans are exact, even, minimal, and say what they change."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Tunings of commands on oracles: divisors, the run of the plan, and commands that do not follow it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

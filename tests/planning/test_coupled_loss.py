@@ -1,7 +1,5 @@
 """Tunings of losses that couple the samples of a batch: detected before any probe, exact undivided or refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

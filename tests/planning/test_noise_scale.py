@@ -1,7 +1,5 @@
 """The gradient noise scale: unbiased for any division of an update, an interval that covers, and words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import permutations, product

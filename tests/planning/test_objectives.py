@@ -1,7 +1,5 @@
 """Objectives: the sizes each is about, the plans that are timed, which one wins, and what a recommendation lists."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The recommended plan has been run, or a fit was at least as demanding: windows of probes, and runs of plans."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from io import StringIO

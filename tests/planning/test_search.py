@@ -1,7 +1,5 @@
 """The search: exact on every monotone workload, few probes on ordinary ones, honest about the others."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """A whole tuning on oracles: the request's bounds, the recommendation, its evidence and its fingerprint."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

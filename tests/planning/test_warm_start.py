@@ -1,7 +1,5 @@
 """Warm starts: a stored recommendation is confirmed by one probe, or seeds the search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The data of a spec is read before the first probe, in a process that may crash, hang or be killed."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Probes of several ranks: all of them run under a budget each, or one runs in a simulated group."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Probes in real processes: their measurements, and the classification of failures."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Checks before a commit and in continuous integration: the same commands everywhere, and fast tests without torch."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

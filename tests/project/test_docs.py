@@ -1,7 +1,5 @@
 """The documents of docs/: every page runs as a reader would follow it, and the site is built and complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

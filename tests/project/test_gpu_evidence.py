@@ -1,7 +1,5 @@
 """`make gpu-evidence` on a host without a card, and its time limits."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

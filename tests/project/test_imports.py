@@ -1,7 +1,5 @@
 """The import rules of the house, as contracts in ``pyproject.toml``; lazy imports count."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

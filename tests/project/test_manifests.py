@@ -1,7 +1,5 @@
 """Compose file, Kubernetes manifests and image: in step with each other, hardened, with probes that can pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

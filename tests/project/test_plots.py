@@ -1,7 +1,5 @@
 """The plot of a tuning: it shows what was measured, for much evidence and for little."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.plots import fitted_line, memory_figure

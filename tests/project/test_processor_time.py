@@ -1,7 +1,5 @@
 """The budget of processor time: a test that takes too much fails, and so does a session above its budget."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The README runs as a reader would follow it, and its figures are those of the committed measurements."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

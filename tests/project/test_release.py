@@ -1,7 +1,5 @@
 """Tests of what a tag has to agree with before a release is built: the version, and the date in the changelog."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

@@ -1,7 +1,5 @@
 """The scripts of examples/side_by_side do what their page says, and its figures are those of the measurement."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Structure of the house: small packages that describe themselves, one name per module, tests that mirror packages."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

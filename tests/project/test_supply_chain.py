@@ -1,7 +1,5 @@
 """Tests of what is installed: by hash, in the versions of constraints.txt, with its licences listed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

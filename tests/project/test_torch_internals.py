@@ -1,7 +1,5 @@
 """The private names of torch stay in the modules that give a reason for each."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Descriptions of fields in a JSON schema."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The words for wrong fields: complete over our schemas, in the units that were typed, with the nearest valid name."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator

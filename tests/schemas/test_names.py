@@ -1,7 +1,5 @@
 """Names, projects and labels: their bounds, which are those of Kubernetes labels."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """A recommendation whose parts contradict each other is refused, with the field."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests of tunings: the memory limit as bytes or as a size."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

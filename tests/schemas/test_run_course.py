@@ -1,7 +1,5 @@
 """The course of a run: progress, pace, remaining time and losses in few numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.schemas.training import (

@@ -1,7 +1,5 @@
 """Specs: what is accepted, and how a wrong one is reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

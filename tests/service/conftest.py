@@ -1,7 +1,5 @@
 """What the tests of the service share: documents, stores, and a probe runner that answers from a formula."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What may not be imported where: proved in fresh interpreters."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

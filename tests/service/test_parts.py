@@ -1,7 +1,5 @@
 """The small parts, each by itself: identifiers, settings, leases, locks, states and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The translation of errors into problem documents."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.errors import BatchwrightError

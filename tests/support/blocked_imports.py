@@ -1,7 +1,5 @@
 """Imports that fail, for processes in which a package must not be needed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder

@@ -1,7 +1,5 @@
 """The child process of the tests of ``spawn``: report the arguments, then wait for the end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

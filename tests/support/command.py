@@ -1,7 +1,5 @@
 """The command line, called in the test's own process: one of its own takes seconds to start."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

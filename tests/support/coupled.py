@@ -1,7 +1,5 @@
 """Models and loss terms that couple the samples of a batch, each in one way, and a few that only appear to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

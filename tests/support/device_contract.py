@@ -3,8 +3,6 @@
 Run as ``python device_contract.py DEVICE``: prints, for each check, ``ok`` or the traceback.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

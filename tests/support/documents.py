@@ -9,8 +9,6 @@
 - A line ``--8<-- "PATH"`` in a block is the file at that path of the repository, as on the built page.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

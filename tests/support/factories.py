@@ -1,7 +1,5 @@
 """Documents that tests start from: small, valid, and explicit about what each test varies."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -3,8 +3,6 @@
 Loaded by ``-p tests.support.fast_tests``, before any conftest. Python processes that tests start are blocked as well.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import tempfile

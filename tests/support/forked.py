@@ -5,8 +5,6 @@ server from which they are forked has what a CPU's recommendation sets for the a
 starts. Tracing processes have a server of their own, because the stand-in for CUDA is loaded before torch.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import multiprocessing

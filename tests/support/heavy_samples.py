@@ -1,7 +1,5 @@
 """A workload whose samples take many MiB each, so that the largest micro-batch does not depend on a page or two."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

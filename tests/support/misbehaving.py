@@ -1,7 +1,5 @@
 """Workloads that misbehave in one way each. Probed as the ``python`` target ``tests.support.misbehaving:build``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

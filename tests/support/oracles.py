@@ -4,8 +4,6 @@ For the tests and the benchmark of the search, and for whoever needs a tuning wi
 of its arguments and a seed: the same size gives the same result every time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

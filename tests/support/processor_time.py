@@ -6,8 +6,6 @@ there a fixed computation is here. Printed figures are as measured. The seconds 
 ``python -m tests.support.processor_time`` prints them by group.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

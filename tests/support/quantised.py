@@ -1,7 +1,5 @@
 """A language model whose blocks are quantised to eight bits, with trainable adapters beside them, as QLoRA has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Every scenario is a function of the ranks that returns the values that the tests check.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests that torch's own allocator has recorded, for replays to be compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hosts that lack something, made for a test: a small disk, and a process without descriptors to spare."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

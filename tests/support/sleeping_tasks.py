@@ -1,7 +1,5 @@
 """A fork server without torch: its tasks sleep, and may leave a child that sleeps."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Sequence

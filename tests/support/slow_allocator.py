@@ -1,7 +1,5 @@
 """The caching allocator as its rules say: no index, it looks at everything each time. For tests to compare with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The data of a spec, and what it is refused for."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.errors import SpecError

@@ -3,8 +3,6 @@
 The shim is compiled into the user's cache folder, once for all tests and for the commands that they call.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

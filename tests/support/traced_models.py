@@ -1,7 +1,5 @@
 """Workloads that are traced as the ``python`` target ``traced_models:...``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

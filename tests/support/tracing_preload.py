@@ -3,8 +3,6 @@
 Without a C++ compiler there is no stand-in, as in a tracing process.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from batchwright.estimation.cuda_shim import NoCompilerError, load_shim

@@ -1,7 +1,5 @@
 """Tests of the folders that a run may read: every path that leads outside is refused by name."""
 
-from __future__ import annotations
-
 import glob
 import io
 import json

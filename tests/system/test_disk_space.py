@@ -1,7 +1,5 @@
 """Full disks: detected before a large file is written, named with the path and the space, and survived."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """Atomic writes, leftovers of killed writers, and locks of folders."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

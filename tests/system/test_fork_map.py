@@ -1,7 +1,5 @@
 """Tasks in forked processes: their results, processes that end early, and the end of the parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

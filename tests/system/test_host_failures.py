@@ -1,7 +1,5 @@
 """Classification of host failures as opposed to failures of the work, and the check of a host."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Classification of the ends of processes by exit code and the kernel's counter of OOM kills."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

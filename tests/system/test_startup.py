@@ -1,7 +1,5 @@
 """The module ``sitecustomize`` of command probes and of virtual cards, in an interpreter of its own without torch."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of ``batchwright.system.subreaper`` and its supervisor: nothing of a process outlives it. No torch."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Temporary folders: nothing is left of a process that was killed, and nothing of anyone else's is touched."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A run of an adapter is as exact as any other, holds only what is trained, and peft loads its result."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

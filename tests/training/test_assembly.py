@@ -1,7 +1,5 @@
 """The parts of a run are built in the one order that keeps memory and random numbers right."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

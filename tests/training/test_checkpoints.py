@@ -1,7 +1,5 @@
 """Damaged checkpoints are named and skipped, in favour of an older one that is intact."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Optimizers of bitsandbytes with a state in 8 bits: bytes, exactness, checkpoints, traces, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

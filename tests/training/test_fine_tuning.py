@@ -1,7 +1,5 @@
 """Fine-tuning for real: a model trained on English learns Python, with LoRA and without, as held-out code shows."""
 
-from __future__ import annotations
-
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path

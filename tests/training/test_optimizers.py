@@ -1,7 +1,5 @@
 """The optimizers of a spec: torch's own classes, with their arguments, groups and state."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Learning-rate schedules of a `python` workload's own: rates, checkpoints, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

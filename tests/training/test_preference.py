@@ -1,7 +1,5 @@
 """Training on preference pairs is as exact as any other, resumes to the bit, and prefers what was chosen."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's progress as TensorBoard reads it: what was written is there, each update once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

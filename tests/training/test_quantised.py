@@ -1,7 +1,5 @@
 """Models that are quantised in part: checked, trained and resumed, with only what may be cast being cast."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An adapter above a base in 4 or 8 bits: memory to the byte, exact updates, checkpoints, and the result in peft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The gradient noise scale of a run: which updates are measured, what is reported, and what a resumed run keeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model that a run writes loads in transformers, and a run that starts from it is as exact as any other."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training runs: data order, exact windows, checkpoints that survive a kill, and what a run reports."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 The output is a JSON object with a ``Comparison`` per workload. Nothing here knows that the card is virtual.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

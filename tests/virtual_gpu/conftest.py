@@ -1,7 +1,5 @@
 """A host with virtual cards, of the test's own: what it holds and what fails there, and commands that run on it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

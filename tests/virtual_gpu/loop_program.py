@@ -1,7 +1,5 @@
 """Train for three updates by another framework's loop, and print the peaks: LOOP SPEC SIZE MICRO_BATCHES."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ How many probes the command takes depends on the load of the host, because it wa
 leads its search.
 """
 
-from __future__ import annotations
-
 import sys
 import uuid
 from datetime import UTC, datetime

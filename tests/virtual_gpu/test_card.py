@@ -3,8 +3,6 @@
 Most programs call the libraries by ctypes, which spares them the import of torch.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Small operators of a virtual card are computed: losses, gradients, updates and random numbers are right."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Descriptions of virtual hosts, and what is said where their libraries cannot be built. Nothing here needs CUDA."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

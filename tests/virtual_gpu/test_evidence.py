@@ -1,7 +1,5 @@
 """The rehearsal of `make gpu-evidence`: invented workspaces of a virtual card become a table, and reach estimates."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults of a host: others take the memory, allocations fail, cards fall off the bus, kernels hang."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole main path on virtual cards, as a user runs it: devices, estimate, tune, run and train."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The service with a worker of `cuda:0`, on a virtual card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What a trace tells: the same by torch's builds for the CPU and for CUDA, and what the loops of others take."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

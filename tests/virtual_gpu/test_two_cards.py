@@ -1,7 +1,5 @@
 """Training over two virtual cards: a process with its context on each."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.schemas.training import TrainingResult

@@ -1,7 +1,5 @@
 """`estimate --engine virtual`, and both engines side by side. Everything here is of virtual cards."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

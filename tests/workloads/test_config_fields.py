@@ -1,7 +1,5 @@
 """Configurations of transformers models: no route out of the spec, no unknown field, no number without sense."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Contrastive pairs: the loss of transformers, found to couple the samples of a micro-batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

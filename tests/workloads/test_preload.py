@@ -1,7 +1,5 @@
 """Modules that are imported before memory is measured."""
 
-from __future__ import annotations
-
 from batchwright.workloads.preload import late_imports
 from tests.support.factories import python_spec
 

@@ -1,7 +1,5 @@
 """Configurations of public models: each is accepted as it is published, by more than one release of transformers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

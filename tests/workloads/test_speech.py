@@ -1,7 +1,5 @@
 """Speech: audio that becomes a text by a decoder, or labels by CTC, with the loss of transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Arithmetic in text: whole numbers and names with `+ - * /` and parentheses. Pure, no torch."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Mapping

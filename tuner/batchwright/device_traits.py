@@ -6,8 +6,6 @@ a module like ``batchwright.hardware.nvml`` that lists its devices. ROCm's cards
 alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

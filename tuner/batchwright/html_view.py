@@ -1,7 +1,5 @@
 """Views of documents as HTML, for notebooks: a heading with the answer, and a table of named facts. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The plot of a tuning's memory against the micro-batch size: interactive, and as a picture. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

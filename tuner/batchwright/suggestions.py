@@ -1,7 +1,5 @@
 """Suggestions for misspelt names. Pure, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 

@@ -7,8 +7,6 @@ that only traces of fake tensors need take longer to import, and are in
 Attributes of tensors and modules are read by ``attrgetter``, which adds no Python call where they are read often.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Byte sizes such as ``1.50 GiB``, durations such as ``90m``, and numbers of things in words."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Self

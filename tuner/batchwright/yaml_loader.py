@@ -1,7 +1,5 @@
 """YAML loader that also reads ``1e-5`` as a number. No torch."""
 
-from __future__ import annotations
-
 import re
 
 import yaml

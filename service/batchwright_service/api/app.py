@@ -1,7 +1,5 @@
 """Assemble the FastAPI application from its routes and middleware."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Authenticate the caller of a request, and check the scopes that its route requires."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Compress responses by gzip for clients that accept it."""
 
-from __future__ import annotations
-
 import gzip
 
 from starlette.datastructures import Headers

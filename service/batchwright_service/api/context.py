@@ -1,7 +1,5 @@
 """The application context: the objects that routes call, built once in ``batchwright_service.bootstrap``."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated

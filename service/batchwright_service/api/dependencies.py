@@ -1,7 +1,5 @@
 """Parameters that routes share, and the dependencies of long polls and event streams."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The files of the page that shows the OpenAPI document: our own, and those of the Swagger UI package."""
 
-from __future__ import annotations
-
 from importlib import resources
 
 from batchwright_service.api.etags import StaticContent

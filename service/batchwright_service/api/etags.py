@@ -1,7 +1,5 @@
 """Representations with entity tags, and 304 responses to callers that have the current one."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

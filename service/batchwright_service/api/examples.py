@@ -1,7 +1,5 @@
 """The examples in the OpenAPI document: requests, and the responses that `make openapi` has recorded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAPI document, and the page that shows it. The page loads nothing from other hosts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Respond to every error with `application/problem+json`, and declare the errors of routes."""
 
-from __future__ import annotations
-
 import re
 from http import HTTPStatus
 from typing import Any

@@ -1,7 +1,5 @@
 """Headers, links and streams of responses, and their descriptions in the OpenAPI document."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Routes that refuse unknown query parameters, instead of ignoring them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any

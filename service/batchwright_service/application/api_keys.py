@@ -1,7 +1,5 @@
 """Use cases of API keys: create, list and revoke. The API and the command line share them."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 from pathlib import Path

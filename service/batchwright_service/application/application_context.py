@@ -1,7 +1,5 @@
 """The application context: the store, the policy and the served devices, which the use cases share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from batchwright_service.application.hit_counter import HitCounter

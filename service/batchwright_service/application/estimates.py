@@ -1,7 +1,5 @@
 """Use cases of estimates: compute one, within the bounds of this host, and list the GPUs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Use cases of exports: stored recommendations as configurations of frameworks and launchers."""
 
-from __future__ import annotations
-
 from batchwright.client.documents.exports import ExportFormatList, ExportRequest
 from batchwright.exports.base import Export, ExportedFile
 from batchwright.exports.registry import TARGETS, export

@@ -1,7 +1,5 @@
 """Count cache hits and misses, flushed to the store every two seconds off the request path."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

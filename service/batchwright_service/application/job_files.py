@@ -3,8 +3,6 @@
 A job runs the code of its workload, which may replace any of its files by a symbolic link. No link is followed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Use cases of jobs, which are training runs that follow recommendations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from batchwright.client.documents.problems import FieldFault

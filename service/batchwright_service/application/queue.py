@@ -1,7 +1,5 @@
 """Use cases of devices, clusters and the queue."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache

@@ -1,7 +1,5 @@
 """The checks behind `/readyz` and `/readyz/database`."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

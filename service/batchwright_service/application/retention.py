@@ -1,7 +1,5 @@
 """Retention: delete work that ended long ago, with the folders of its jobs on this host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The use cases of statistics: the summary of a period, and the occupancy of devices."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Use cases of tunings and of the recommendations that they end with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace

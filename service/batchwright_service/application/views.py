@@ -1,7 +1,5 @@
 """Conversion of stored rows to the documents of the API, pages as JSON, and cursors."""
 
-from __future__ import annotations
-
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode

@@ -1,7 +1,5 @@
 """The use cases that tunings and jobs share: submit, read, list, cancel and delete."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Authentication by API key: keys are verified against the store, and then trusted for a few seconds."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import time

@@ -1,7 +1,5 @@
 """Read the audit log, and delete its entries after their retention."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

@@ -1,7 +1,5 @@
 """Sessions of the dashboard: each is opened with an API key, ends with the key, and is carried by a cookie."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -1,7 +1,5 @@
 """The group ``batchwright admin``: the commands that work on the service's database."""
 
-from __future__ import annotations
-
 import typer
 
 from batchwright.cli.help import GroupHelp

@@ -3,8 +3,6 @@
 The command line imports this module also where the service's packages are not installed.
 """
 
-from __future__ import annotations
-
 import sys
 
 import typer

@@ -1,7 +1,5 @@
 """The commands ``batchwright recommendations``: the results of a service's tunings, over HTTP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

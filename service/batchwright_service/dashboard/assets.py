@@ -1,7 +1,5 @@
 """Static files of the pages: those in `static/`, and plotly.js from its package. Cached on the first request."""
 
-from __future__ import annotations
-
 import hashlib
 import mimetypes
 import re

@@ -1,7 +1,5 @@
 """Error pages: a problem document becomes an HTML page where a browser requested one."""
 
-from __future__ import annotations
-
 from html import escape
 from http import HTTPStatus
 from urllib.parse import quote

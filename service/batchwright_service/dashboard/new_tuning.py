@@ -1,7 +1,5 @@
 """Data for the forms of tunings and jobs: their schemas, and YAML parsed into JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from functools import cache

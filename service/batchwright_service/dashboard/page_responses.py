@@ -1,7 +1,5 @@
 """Responses with pages: with security headers, and compressed for clients that accept gzip."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http import HTTPStatus
 

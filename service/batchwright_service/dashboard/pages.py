@@ -1,7 +1,5 @@
 """Rendering of pages from templates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

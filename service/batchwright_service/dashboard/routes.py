@@ -1,7 +1,5 @@
 """The routes of the pages, which hold no data: the browser reads the data from the API."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Routes that sign in with an API key, and sign out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, quote

@@ -4,8 +4,6 @@ A job takes one unit of ``batchwright_cpu``, a custom resource of nodes whose CP
 ``CUDA_VISIBLE_DEVICES``, and scales the cluster when jobs wait.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Mapping

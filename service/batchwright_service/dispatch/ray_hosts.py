@@ -5,8 +5,6 @@ work runs a command on another node through ``run_on``, a local process with the
 Ray ends the actors of a process that ends, and the actors' processes end with them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Safe to be done twice, by two dispatchers at once, and after either side has for
 lease of its work runs nothing, and equal attempts have equal names.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

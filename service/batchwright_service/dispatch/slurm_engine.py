@@ -4,8 +4,6 @@ A node is one device on the CPU, or as many GPUs as it has (``gres``). Slurm kee
 (``MinJobAge``); no accounting database is needed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

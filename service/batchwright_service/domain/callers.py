@@ -1,7 +1,5 @@
 """Callers of the API, and what each may do. Pure data, without a store or HTTP."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from batchwright.client.documents.api_keys import Scope

@@ -1,7 +1,5 @@
 """The conditions of a recommendation, compared with those of the live workers. Pure rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Identifiers that sort by creation time: a prefix, then a UUID version 7 as 32 hexadecimal digits."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

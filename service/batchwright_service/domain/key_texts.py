@@ -1,7 +1,5 @@
 """The texts of API keys: made, recognised and digested. Pure functions, without a store or HTTP."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

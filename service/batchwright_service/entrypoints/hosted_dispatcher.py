@@ -1,7 +1,5 @@
 """The child process of ``batchwright serve`` that dispatches work to a cluster, in place of the workers of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from batchwright.system.subreaper import Channel

@@ -4,8 +4,6 @@ The API process controls it over a channel (see ``batchwright_service.worker.hos
 it together with the API process.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ Each process has a file in the folder of temporary files, which a container shar
 therefore sees the processes of its own container, whatever their command, address and data folder.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

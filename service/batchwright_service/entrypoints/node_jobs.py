@@ -1,7 +1,5 @@
 """Processes that a cluster's engine starts on its nodes: a worker for one piece of work, an announcer of devices."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

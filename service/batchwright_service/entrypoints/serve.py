@@ -1,7 +1,5 @@
 """The process of `batchwright serve`: the API, with workers for the devices of this host."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import time

@@ -1,7 +1,5 @@
 """Handling of SIGTERM and SIGINT while a service or a worker runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The process of `batchwright work`: workers for the devices of this host, without an API."""
 
-from __future__ import annotations
-
 import threading
 
 from batchwright_service.entrypoints.liveness import RENEW_SECONDS, recorded, renew

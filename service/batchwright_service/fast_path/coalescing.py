@@ -7,8 +7,6 @@ Gain: 1.6 for recommendations, 1.5 for a page of a list that all callers read, 1
 tunings.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import Context

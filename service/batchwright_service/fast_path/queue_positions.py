@@ -3,8 +3,6 @@
 Gain: 7.4 for queued tunings, with 100 in the queue. The gain grows with the queue.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

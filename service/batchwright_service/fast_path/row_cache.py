@@ -4,8 +4,6 @@ Gain: 3.9 for pages of 50 tunings. The JSON that a row keeps (``WorkRow.summary_
 measured separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 

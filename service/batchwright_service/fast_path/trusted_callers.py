@@ -3,8 +3,6 @@
 Gain: 3.1 for recommendations that are read with an API key.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Metric families that are read at each scrape: from the store, and from the disks of a worker."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections import Counter

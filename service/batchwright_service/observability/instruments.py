@@ -1,7 +1,5 @@
 """The metrics and spans of a process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

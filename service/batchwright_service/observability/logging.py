@@ -1,7 +1,5 @@
 """Log to standard error: text lines, or one JSON object per line for a collector."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -5,8 +5,6 @@ does, and a scraper needs no key with more scopes. A process can also serve them
 (`--metrics-port`), on loopback unless the operator names another address. Workers are scraped there.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

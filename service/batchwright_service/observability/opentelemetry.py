@@ -1,7 +1,5 @@
 """Spans recorded by OpenTelemetry. Imported only if its standard variables enable spans; needs the extra ``otel``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

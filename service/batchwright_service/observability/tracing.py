@@ -6,8 +6,6 @@ to the processes of probes and jobs in the environment variable TRACEPARENT. Spa
 is not imported.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

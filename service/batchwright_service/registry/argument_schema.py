@@ -1,7 +1,5 @@
 """The JSON Schema of the arguments of a registered command, from which forms are made."""
 
-from __future__ import annotations
-
 from typing import Any, assert_never
 
 from batchwright_service.registry.definitions import (

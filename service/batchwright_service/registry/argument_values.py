@@ -1,7 +1,5 @@
 """Checks of the values that callers give to the arguments of registered commands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_never

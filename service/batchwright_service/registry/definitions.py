@@ -1,7 +1,5 @@
 """The documents of the file of registered commands. Pure data."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar

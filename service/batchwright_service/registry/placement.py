@@ -1,7 +1,5 @@
 """Checks of where the values of callers may stand: whole words, and whole values of configuration files."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """API keys and their quotas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (

@@ -3,8 +3,6 @@
 Dispatchers announce the devices of a cluster, and report on the cluster as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evidence: recorded probes and training progress, the events of a tuning or job, and the residuals of estimates."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

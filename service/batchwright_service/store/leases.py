@@ -1,7 +1,5 @@
 """Leases: claims of queued work with fencing tokens, their renewal and their release."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache

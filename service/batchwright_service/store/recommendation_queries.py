@@ -1,7 +1,5 @@
 """Queries of recommendations: one, several, or a page of a list, whose cost does not depend on the list's length."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """Deletion of one piece of work, or of all that ended long ago. Probes and events are deleted with their work."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any

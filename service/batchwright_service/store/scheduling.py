@@ -4,8 +4,6 @@ Submitters (API keys; callers without one count as one) take turns: the next is 
 recently, on any device.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Browser sessions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import Engine, delete, insert, select

@@ -1,7 +1,5 @@
 """Statistics of a period, counted in the database from covering indexes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The store: the classes of all subjects over one database."""
 
-from __future__ import annotations
-
 from sqlalchemy import Engine
 
 from batchwright_service.store.api_keys import KeyStore

@@ -1,7 +1,5 @@
 """Submissions: work is added with its first event and, under an idempotency key, with its request."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Queries of tunings and jobs: one in full, or a page of a list."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """The deliverer: sends due messages from a few threads of the API's process."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

@@ -1,7 +1,5 @@
 """Use cases of webhooks, for administrators."""
 
-from __future__ import annotations
-
 import logging
 import re
 

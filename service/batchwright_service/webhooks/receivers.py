@@ -1,7 +1,5 @@
 """Which receivers the operator allows: hosts by name, and addresses by network."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One attempt to deliver a message: a POST in bounded time, whose redirects are not followed."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import time

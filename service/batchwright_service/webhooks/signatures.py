@@ -1,7 +1,5 @@
 """Secrets and signatures of Standard Webhooks (standardwebhooks.com, version 1: HMAC with SHA-256)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Attempts at claimed work on one device: run to a recorded ending, or handed back."""
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime
 

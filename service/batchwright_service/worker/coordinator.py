@@ -1,7 +1,5 @@
 """The workers of one process, one per device: started, woken and stopped together."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

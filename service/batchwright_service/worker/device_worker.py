@@ -1,7 +1,5 @@
 """The worker of one device: a thread that claims and runs one piece of work after another."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """The heartbeat of a process: one transaction renews all of its leases, announces its devices, and looks for work."""
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

@@ -1,7 +1,5 @@
 """Health of a device's host, which decides on claims of its worker."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The pauses of a worker between claims that find no work."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The lease in use: its renewal, expiry and stop requests."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Run one claimed tuning or job to its end."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

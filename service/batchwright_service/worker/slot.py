@@ -1,7 +1,5 @@
 """The exclusive right of one process to serve a device of this host, its slot, and the lock file that proves it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

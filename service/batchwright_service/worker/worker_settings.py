@@ -1,7 +1,5 @@
 """Settings that the workers of a process share."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A user's loop with Accelerate, as its guide to gradient accumulation has it."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

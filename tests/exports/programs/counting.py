@@ -1,7 +1,5 @@
 """Shared parts of the user programs: a tiny model, numbered samples, and a count of those that each update took."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

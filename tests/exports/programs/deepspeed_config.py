@@ -1,7 +1,5 @@
 """Reads a DeepSpeed file as one of eight ranks would, and tells what became of it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

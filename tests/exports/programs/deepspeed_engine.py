@@ -1,7 +1,5 @@
 """A user's loop with a DeepSpeed engine, which has its figures and its optimizer from the file."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

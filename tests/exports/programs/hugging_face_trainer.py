@@ -1,7 +1,5 @@
 """A user's program for HF Trainer: its arguments come from a JSON file, or from the command line."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

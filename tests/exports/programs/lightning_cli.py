@@ -1,7 +1,5 @@
 """A user's program with `LightningCLI`: everything but model and data comes from the command line and its files."""
 
-from __future__ import annotations
-
 import lightning  # type: ignore[import-not-found,import-untyped,unused-ignore] # of the extra `bench`
 import torch
 from counting import Counting, samples

@@ -1,7 +1,5 @@
 """Runs an exported script with the user's model, data and loss put in: `own_script.py train.py --updates 2`."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

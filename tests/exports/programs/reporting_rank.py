@@ -1,7 +1,5 @@
 """A rank that joins the others on the CPU and writes its arguments and environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The gain over a baseline: measured, estimated, or of memory alone, and never made up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What-ifs: the considered changes, the calibration of estimates, and their part in a recommendation."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Residuals of tunings, and the corrections that they give later estimates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The context that estimates expect, by what earlier tunings on such a card measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

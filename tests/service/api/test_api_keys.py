@@ -1,7 +1,5 @@
 """Creating, listing and revoking API keys over HTTP."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

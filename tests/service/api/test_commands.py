@@ -1,7 +1,5 @@
 """Tests of registered commands through the API, around a scripted device."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

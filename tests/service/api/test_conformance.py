@@ -1,7 +1,5 @@
 """Third-party tools against the API: fewer cases, and fewer tools, than ``make conformance`` runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Deletion of ended work, and its permissions."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Entity tags, and long polls that end at a change."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`Idempotency-Key`: a repeated request acts once, and gets the work of the first response as it is now."""
 
-from __future__ import annotations
-
 import threading
 from http import HTTPStatus
 from typing import Any

@@ -1,7 +1,5 @@
 """The log and the checkpoints of a job, and the protection of all other files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lists: filters, cursors, and the agreement of rows with their documents."""
 
-from __future__ import annotations
-
 import csv
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Names, labels and owners of tunings, recommendations and jobs, over HTTP and in the SDK."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from batchwright.client.documents.api_keys import Scope

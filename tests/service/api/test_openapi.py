@@ -1,7 +1,5 @@
 """The OpenAPI document, and the page that shows it."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Query parameters: every route refuses unknown ones."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The queue: priorities, positions and expected waits."""
 
-from __future__ import annotations
-
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

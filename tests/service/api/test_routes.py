@@ -1,7 +1,5 @@
 """The routes: their responses, refusals and messages."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

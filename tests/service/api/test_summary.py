@@ -1,7 +1,5 @@
 """Statistics of a period, as the API returns them."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The gain over a baseline, from a submission to the lists and the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tuning that is answered from the recommendation of an equal one."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.schemas.dataset.data_spec import SyntheticData, TextData

@@ -1,7 +1,5 @@
 """Estimates over HTTP: real ones of small models, and what bounds them, with real processes."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

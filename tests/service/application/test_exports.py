@@ -1,7 +1,5 @@
 """Exports over HTTP and through the SDK; what is in them is the business of tests/exports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """A job or a tuning that needs a package which no worker has is refused when it is submitted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

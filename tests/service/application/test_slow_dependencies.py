@@ -1,7 +1,5 @@
 """Hubs and file systems that hang or fail hold few threads of the API, and the caller is told to try again."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Recommendations whose torch, driver or hardware has changed are marked, and one probe removes the mark."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Stored answers to the same question: they lead new tunings, and are served for their own fingerprint only."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator

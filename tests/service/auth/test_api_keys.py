@@ -1,7 +1,5 @@
 """API keys: required scopes, refusals, quotas, and the secrecy of their texts."""
 
-from __future__ import annotations
-
 import hmac
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The audit log: what it records, in which transaction, who reads it, and what never is in it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import httpx

@@ -1,7 +1,5 @@
 """`batchwright admin prune`, as an operator meets it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

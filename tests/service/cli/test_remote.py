@@ -1,7 +1,5 @@
 """`batchwright tunings`, `jobs` and `recommendations`: a service from a terminal, over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

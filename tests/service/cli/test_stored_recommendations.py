@@ -1,7 +1,5 @@
 """`batchwright admin recommendations`, as an operator meets it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures of the pages' tests: one browser for all modules that a process runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

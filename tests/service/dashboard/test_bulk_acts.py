@@ -1,7 +1,5 @@
 """Cancel, delete and compare several rows of a list in a real browser."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

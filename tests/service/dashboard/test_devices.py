@@ -1,7 +1,5 @@
 """The page of a device: memory, running and waiting work, occupancy, recent work, failures and its host."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

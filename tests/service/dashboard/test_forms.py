@@ -1,7 +1,5 @@
 """The forms of a tuning (presets, adapters, estimates) and of a registered command (its arguments' schema)."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """The order, the columns and the filters of lists in a real browser, kept in the page's address."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

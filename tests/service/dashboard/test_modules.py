@@ -1,7 +1,5 @@
 """Functions and components of the pages' ES modules, all called on one open page."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Six questions of an operator, each answered on the pages in at most three clicks, as docs/operations.md says."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pages in a real browser: tunings of every outcome, watched live; comparing, exporting, signing in, recovering."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

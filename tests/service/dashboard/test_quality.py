@@ -1,7 +1,5 @@
 """Every page in both themes: accessible, from one origin, small, quick with many rows, and safe from hostile text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

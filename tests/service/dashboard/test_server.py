@@ -1,7 +1,5 @@
 """The pages' server: what is sent with them, who may see them, how one signs in, and what a cookie may do."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Recommendations that an upgrade put in doubt, on the pages, and the click that confirms one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

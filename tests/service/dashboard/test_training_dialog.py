@@ -1,7 +1,5 @@
 """The dialog that makes a job from a recommendation, in a real browser."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal
 

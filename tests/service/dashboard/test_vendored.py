@@ -1,7 +1,5 @@
 """Vendored files of the pages: unchanged, with their licences, and without code made from text."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from importlib import resources

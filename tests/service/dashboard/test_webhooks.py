@@ -1,7 +1,5 @@
 """The pages of webhooks in a real browser, with a receiver that listens: register, try, rotate, send again, delete."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

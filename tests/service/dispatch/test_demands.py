@@ -1,7 +1,5 @@
 """The nodes that have the hardware of some work."""
 
-from __future__ import annotations
-
 from batchwright.client.documents.states import State
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo

@@ -1,7 +1,5 @@
 """Work and an engine's jobs are compared without a clock: what is submitted, stopped and forgotten, and why."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

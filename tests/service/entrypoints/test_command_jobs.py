@@ -1,7 +1,5 @@
 """The job of a command by `batchwright serve`: its workers and the service are killed, and its variables are kept."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

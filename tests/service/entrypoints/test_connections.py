@@ -1,7 +1,5 @@
 """Connections that are opened and not used: they make room, time out, and fail nobody else's work."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

@@ -1,7 +1,5 @@
 """API and workers as processes of their own: split, killed, frozen, refused, hurried. Nothing is lost or run twice."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

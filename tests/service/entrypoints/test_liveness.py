@@ -1,7 +1,5 @@
 """`batchwright health`: a check that knows what runs here, whatever its command, address and data folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

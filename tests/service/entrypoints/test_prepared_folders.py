@@ -1,7 +1,5 @@
 """Folders and files that a service needs, as a container gives them: read-only, of another user, or with a key."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import tempfile

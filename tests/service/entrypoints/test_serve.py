@@ -1,7 +1,5 @@
 """The served process as a whole: killed, stopped, refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

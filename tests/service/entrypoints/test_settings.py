@@ -1,7 +1,5 @@
 """Settings as an operator meets them: options over variables over defaults, and no variable that nothing reads."""
 
-from __future__ import annotations
-
 import re
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Concurrent reads are made together, and see all that was written before they were requested."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Queue positions are read once for all polling callers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from batchwright.client.documents.states import State, WorkKind

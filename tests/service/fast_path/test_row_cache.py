@@ -1,7 +1,5 @@
 """List rows are made once for each version, and their number is bounded."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright_service.fast_path import row_cache

@@ -1,7 +1,5 @@
 """Alert rules and dashboard of docs/operations: what they name exists, and Prometheus' own tool accepts them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

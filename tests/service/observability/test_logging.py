@@ -1,7 +1,5 @@
 """Logging, and the ids that connect a line, a request and a trace."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

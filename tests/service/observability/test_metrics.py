@@ -1,7 +1,5 @@
 """Metrics: names, values and access; and the readiness of the service."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Callable, Iterator

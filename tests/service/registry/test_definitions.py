@@ -1,7 +1,5 @@
 """Tests of the operator's file: every fault names the file, the command and the field."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the places where the text of a caller may stand: none where it becomes an option, code or syntax."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

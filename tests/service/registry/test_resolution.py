@@ -1,7 +1,5 @@
 """Tests of what a name and arguments become: values stay in their place, whatever they hold."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

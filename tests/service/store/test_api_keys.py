@@ -1,7 +1,5 @@
 """The contract of the key store and of quotas: every backend keeps it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

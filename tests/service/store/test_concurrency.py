@@ -1,7 +1,5 @@
 """Many claimers on one database, of several processes' engines: nothing is run twice, nothing is lost."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The contract of the store: every backend keeps it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Faults of the database: their errors, which show no password, and the recovery of the next call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heartbeats of a process, on every backend: all of its leases and devices in one transaction."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

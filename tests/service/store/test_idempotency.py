@@ -1,7 +1,5 @@
 """Idempotency keys in the store: the same key never creates twice, on every backend."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

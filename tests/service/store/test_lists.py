@@ -1,7 +1,5 @@
 """Lists and answers of the store, on every backend."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Notifications of PostgreSQL: to one waiting worker, within the transaction, and again after a broken connection."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Callable, Iterator
 from typing import Any

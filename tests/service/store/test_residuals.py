@@ -1,7 +1,5 @@
 """Residuals of estimates are found by hardware and family, on every backend."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright_service.store.store import Store

@@ -1,7 +1,5 @@
 """Deleting and pruning, on every backend."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

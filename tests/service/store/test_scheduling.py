@@ -1,7 +1,5 @@
 """The order and the listing of the queue, on every backend."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writers of one SQLite file in one process hold the lock in the order of their requests."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

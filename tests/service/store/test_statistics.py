@@ -1,7 +1,5 @@
 """Statistics of a period: the contract of every backend."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import select, text
 

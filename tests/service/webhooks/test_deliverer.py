@@ -1,7 +1,5 @@
 """Webhooks through the whole service: told when work ends, tried again, given up, sent again; by several processes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

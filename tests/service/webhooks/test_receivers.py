@@ -1,7 +1,5 @@
 """Which addresses may be told: by host name, and by every way to write an address of this machine or its networks."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

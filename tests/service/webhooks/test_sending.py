@@ -1,7 +1,5 @@
 """One attempt at a message: signed for those who verify, and bounded whatever the receiver does."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Turns of messages: what is late gets few threads, and what is prompt goes first."""
 
-from __future__ import annotations
-
 from batchwright_service.store.outbox.deliveries import DueDelivery, LeasedDelivery
 from batchwright_service.webhooks.deliverer import THREADS, Turns, host_of
 

@@ -1,7 +1,5 @@
 """Tests of the folders that jobs may read, from the submission to the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The contract of executors: every kind keeps it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A host's trouble hands work back, says why, and is over when it is over: no work fails for it."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import logging

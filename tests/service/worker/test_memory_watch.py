@@ -1,7 +1,5 @@
 """The watch over a device's memory, and its way to the list of devices."""
 
-from __future__ import annotations
-
 import pytest
 
 from batchwright.client.documents.workers import DeviceMemory

@@ -1,7 +1,5 @@
 """Workers on PostgreSQL that wait for notifications: of work, of cancellations, and without any for a while."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Jobs of several ranks: what a dry run answers, where they run, and how they end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tunings and jobs of a registered command by a real worker on the CPU."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job that failed or was cancelled goes on from its checkpoint, and is refused where it cannot."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ A folder holds what an export gave: its files (Python ones with `.txt` behind th
 for ours) and the rest of it in `export.yaml`; or `error.txt`, where it was refused.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A LightningModule that counts its micro-batches, its data, and a Trainer, for tests with Lightning installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Recommendations to export: of any plan, with whatever strings a user may have put into them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from batchwright.schemas.recommendation import Recommendation

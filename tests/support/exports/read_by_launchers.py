@@ -3,8 +3,6 @@
 On standard input a list of `[reader, document]`; a document that loses a field on the way, or is refused, ends it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Reads exports with the parsers of their formats, and compares two of them for what strings may change."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

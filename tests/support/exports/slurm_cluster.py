@@ -3,8 +3,6 @@
 Both nodes have names that this host resolves to itself, so that their ranks can meet.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -4,8 +4,6 @@ What is emulated is little: Kubernetes' `$(NAME)` (its `third_party/forked/golan
 of variables (its `update_envs`), and the variables that a cluster sets on its nodes. Shells and YAML are real.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

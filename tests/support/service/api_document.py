@@ -4,8 +4,6 @@ The examples are responses of a service around scripted probes and runs. Fixed v
 run: identifiers, times and paths.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Support for the tests of the API: request bodies, and checks of problem documents."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

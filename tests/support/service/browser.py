@@ -1,7 +1,5 @@
 """A real browser for the tests of the pages: headless Chromium, and what went wrong in it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

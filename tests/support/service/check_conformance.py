@@ -10,8 +10,6 @@ Grafana's models of a dashboard),
 (docker-compose, kubernetes-validate, helm, hadolint and tally).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

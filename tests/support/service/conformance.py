@@ -1,7 +1,5 @@
 """Tools of others against a running service: what the tests and ``make conformance`` share."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Hooks that schemathesis runs before each call: see schemathesis.toml."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from typing import Any

@@ -4,8 +4,6 @@ Thousands of made-up submissions are then answered in milliseconds, estimates to
 data folder, port.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ a service forks those of its workers before it opens a database, because SQLite 
 is hired, it waits, and ``processes.children_of`` leaves it out.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

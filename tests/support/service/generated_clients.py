@@ -6,8 +6,6 @@ GENERATOR is ``openapi-python-client`` or ``openapi-generator``; the package it 
 PYTHONPATH. The key in BATCHWRIGHT_API_KEY, if there is one, is sent along. Prints what was found as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A PostgreSQL server of the tests' own: started in about a second, gone with the process that started it."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import secrets

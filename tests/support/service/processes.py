@@ -1,7 +1,5 @@
 """Processes of the service that tests start, read, freeze and kill, and what they ask them over HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

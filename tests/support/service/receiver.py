@@ -1,7 +1,5 @@
 """A receiver of webhooks on loopback that fails, is slow, redirects, or answers without an end, as a test says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ run it after a change of a stored document or of a table. A released recording i
 are like it. The next version records a file of its own instead.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Iterator

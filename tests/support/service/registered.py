@@ -1,7 +1,5 @@
 """A file of registered commands, whose only command trains a model of chosen width."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A service that runs in the test's own process, behind a real port."""
 
-from __future__ import annotations
-
 import json
 import socket
 import tempfile

@@ -1,7 +1,5 @@
 """A probe runner that answers from a formula, and the documents that the service's tests start from."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

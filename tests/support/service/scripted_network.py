@@ -1,7 +1,5 @@
 """A network that follows a script, and a clock that only the client moves: below both clients."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Arguments: data folder, and port (0 for a free one). The workers run in a proces
 the environment tells how slow it is.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

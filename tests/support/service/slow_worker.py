@@ -4,8 +4,6 @@ JOURNAL names the file that every probe started is noted in (and, as 0, a job th
 a probe takes. POLL_SECONDS may be longer than a service allows.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Support for the tests of the store: claims, ended work, bulk rows, and elapsed time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

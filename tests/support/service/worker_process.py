@@ -4,8 +4,6 @@ The one argument is JSON: settings under "settings"; "journal", a file that ever
 that a probe takes; "jobs", how they run: "real" in processes, "stubborn" in this one, until there is no time left.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Tasks of a fork server that imports no torch: their ends, and the processes left over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

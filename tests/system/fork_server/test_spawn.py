@@ -1,7 +1,5 @@
 """Child processes connected by a socket pair."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

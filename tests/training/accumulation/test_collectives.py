@@ -1,7 +1,5 @@
 """Two ranks on gloo: the same gradient as one process, whatever each of them holds or meets."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Accumulated updates have the full batch's gradient for any split, and each known mistake is detected."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import sys

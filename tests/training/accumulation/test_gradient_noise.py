@@ -1,7 +1,5 @@
 """Gradient noise of an update: what is measured, what the measurement leaves alone, and its truth, sample by sample."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

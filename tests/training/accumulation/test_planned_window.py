@@ -1,7 +1,5 @@
 """A loop of one's own trains with a plan: its sizes, its effective batch, and never more samples than that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

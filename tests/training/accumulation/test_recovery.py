@@ -1,7 +1,5 @@
 """A micro-batch that does not fit runs in smaller parts, and the update is as if it had never been tried whole."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

@@ -1,7 +1,5 @@
 """Gradients that would not be summed or cleared are refused before the window, with the parameter's name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

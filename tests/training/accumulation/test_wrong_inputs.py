@@ -1,7 +1,5 @@
 """Wrong inputs of a loop of one's own: each is refused by name, with its value and the remedy, and moves nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial

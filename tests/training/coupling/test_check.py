@@ -1,7 +1,5 @@
 """The check for coupled samples: sums over samples pass, everything else is refused with its name and a remedy."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """State that forward passes change: more micro-batches change it more often, which no accumulation makes exact."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from operator import attrgetter, itemgetter, setitem

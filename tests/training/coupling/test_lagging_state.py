@@ -1,7 +1,5 @@
 """Losses that are coupled through state of a model, which each micro-batch would find as the one before has left it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A loss that is not a sum over its samples is found in a user's own loop, in the first window."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses that draw noise: each sample gets equal numbers in the batch and in its parts, so that they compare."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

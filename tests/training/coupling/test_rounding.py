@@ -1,7 +1,5 @@
 """Rounding does not affect the verdict of the check for coupled samples, for any processor's arithmetic."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

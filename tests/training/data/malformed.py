@@ -1,7 +1,5 @@
 """Malformed data of every kind that a spec takes: a generator of files, with the place that an error must name."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

@@ -1,7 +1,5 @@
 """Images and arrays as data, and what the workload itself makes."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows with completions and conversations: what is learned of them, by transformers' own rendering of templates."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """The data of a training job: every kind, its order, and data that does not fit a model."""
 
-from __future__ import annotations
-
 import csv
 import json
 import socket

@@ -1,7 +1,5 @@
 """A first reading reads a sample of what takes long, spread over the data, or the first rows of large files."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

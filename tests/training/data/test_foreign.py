@@ -1,7 +1,5 @@
 """Parsers in processes of their own: what ends one of them, and threads that hold locks."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Pairs of texts and words with their classes, by transformers' own tokenizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loading windows of samples: by this process or by others, bit for bit the same."""
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.queues
 import os

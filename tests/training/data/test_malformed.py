@@ -1,7 +1,5 @@
 """Malformed data is refused with the field, the file and the row, whatever its parser does with it."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

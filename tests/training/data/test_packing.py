@@ -1,7 +1,5 @@
 """Records packed into sequences: every token once, whole documents, and updates that no division changes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

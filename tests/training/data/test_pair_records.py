@@ -1,7 +1,5 @@
 """Rows as preference pairs: where a completion begins, what is cut, and which pairs are left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

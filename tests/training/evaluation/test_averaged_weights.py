@@ -1,7 +1,5 @@
 """Evaluations of the moving averages: their figures, what they choose, and what trains, which never changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

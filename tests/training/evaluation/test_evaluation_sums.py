@@ -1,7 +1,5 @@
 """Sums of an evaluation: terms without a weight, and scores that break the contract."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

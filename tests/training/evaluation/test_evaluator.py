@@ -1,7 +1,5 @@
 """Evaluation passes: exact figures for any batch size, no trace in training, and batches that do not fit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

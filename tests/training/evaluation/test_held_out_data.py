@@ -1,7 +1,5 @@
 """Held-out samples: a split of the data, or data of their own, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics of ``torchmetrics``: equal for any batch size and number of ranks, and refused where they are of no use."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluations of a run: when they are due, the best weights, early stopping, and runs that were stopped or killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs over several hosts, each of which is an agent of its own on this one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

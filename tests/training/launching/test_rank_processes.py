@@ -1,7 +1,5 @@
 """Whole runs as processes: real allocation failures in training, several ranks, and changes of their number."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

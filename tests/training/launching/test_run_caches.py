@@ -1,7 +1,5 @@
 """A run leaves no files outside its folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The log of a run: what is worth a line in an update, and the lines of a real run that is stopped and goes on."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

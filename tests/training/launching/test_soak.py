@@ -1,7 +1,5 @@
 """SIGKILL at any moment of a run: the run resumes from its newest checkpoint and ends with bit-equal weights."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

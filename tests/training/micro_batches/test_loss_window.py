@@ -1,7 +1,5 @@
 """Losses and weights are summed in fp64 in any type of the data, and a term without weight adds nothing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """States of random generators read by the fast reader are equal to those read in full."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 from collections.abc import Callable, Iterator

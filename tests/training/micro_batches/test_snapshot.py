@@ -1,7 +1,5 @@
 """After a failed pass the model's own state is as before it: attributes, queues, generators, a teacher's parameters."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Callable

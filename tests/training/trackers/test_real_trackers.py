@@ -3,8 +3,6 @@
 `make test-exports` installs them into a folder (`BATCHWRIGHT_TEST_TRACKERS`) that is on the path of the runs alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """An adapter of a spec: what is trained, which names are refused, and what a fingerprint holds."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that keep packed documents apart: a document has the logits, the loss and the gradient that it has alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss of preference pairs, by formulas that are written out here, and the reference policy beside the model."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frequencies of RoPE that the longest sequence of a micro-batch decides."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

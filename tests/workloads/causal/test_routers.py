@@ -1,7 +1,5 @@
 """Mixtures of experts: their routers' loss is trained as in transformers, found to couple samples, or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 `huggingface_hub` reads its variables once, when it is imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

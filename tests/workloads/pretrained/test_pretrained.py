@@ -1,7 +1,5 @@
 """A pretrained model: its config in a spec, its weights in a model, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Build validated requests from the arguments of commands, before any work; a ``SpecError`` names the wrong options."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

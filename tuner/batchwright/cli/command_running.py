@@ -1,7 +1,5 @@
 """Run the job of a command from a terminal: its output as it comes, and lines of progress on standard error."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

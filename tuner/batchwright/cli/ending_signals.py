@@ -1,7 +1,5 @@
 """SIGTERM from a scheduler and SIGHUP from a lost terminal, handled like Ctrl-C; the exit code differs."""
 
-from __future__ import annotations
-
 import signal
 from types import FrameType, TracebackType
 from typing import Self

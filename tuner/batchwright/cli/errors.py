@@ -1,7 +1,5 @@
 """Exit codes, and errors as JSON."""
 
-from __future__ import annotations
-
 import json
 from enum import IntEnum
 

@@ -1,7 +1,5 @@
 """Terminal displays of estimates and of the GPU catalogue."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal

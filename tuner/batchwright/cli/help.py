@@ -1,7 +1,5 @@
 """Help at 80 columns: no name is cut, and options are in groups."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

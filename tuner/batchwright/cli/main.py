@@ -1,7 +1,5 @@
 """The command line: it assembles the commands and turns every error into a message and an exit code."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The options that commands share, some of them in groups."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass

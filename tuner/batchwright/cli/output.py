@@ -1,7 +1,5 @@
 """Print results on standard output, as JSON or as text, and errors on standard error."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drive a tuning or a training run from a terminal."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

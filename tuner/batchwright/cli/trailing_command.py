@@ -1,7 +1,5 @@
 """The command after ``--`` on a command line: `batchwright tune [OPTIONS] -- COMMAND...`."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

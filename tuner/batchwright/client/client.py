@@ -1,7 +1,5 @@
 """The clients: one that blocks and one for asyncio, over the same calls."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -17,8 +17,6 @@
     |- TuningFailedError           a tuning ended without a recommendation
 """
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 from batchwright.client.documents.problems import PROBLEM_TYPE_PREFIX, Problem

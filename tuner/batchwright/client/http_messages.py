@@ -1,7 +1,5 @@
 """Build requests; parse documents, events and errors. Opens no socket; reads the clock only for a date header."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Define the documents that the SDK returns: those of the API, whose recommendations have the library's methods."""
 
-from __future__ import annotations
-
 from batchwright.client.documents import work
 from batchwright.library.recommendation import Recommendation
 

@@ -4,8 +4,6 @@ A coroutine that is never suspended ends at its first ``send``, so that no event
 may be used from any thread, whether an event loop runs there or not.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar

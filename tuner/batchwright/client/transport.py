@@ -4,8 +4,6 @@ The core is written once, as coroutines. With ``BlockingTransport`` a coroutine 
 below blocks, so that ``batchwright.client.sync`` runs it to its end without an event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from abc import ABC, abstractmethod

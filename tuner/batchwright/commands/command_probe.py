@@ -1,7 +1,5 @@
 """One run of a command under a limit: start it, follow what its processes report, and end its whole tree. No torch."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -11,8 +11,6 @@ Updates before the first one with all passes are of a program that ramps its acc
 epoch of the data loader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

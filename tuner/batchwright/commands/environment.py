@@ -1,7 +1,5 @@
 """The environment of a command whose processes load the injected code. No torch."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping, Sequence

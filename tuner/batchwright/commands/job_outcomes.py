@@ -1,7 +1,5 @@
 """Turn the end of a command's job into its result: what it made, why it ended, and what to do about it. No torch."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Read what the processes of a command's job have counted. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from contextlib import suppress

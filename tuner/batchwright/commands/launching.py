@@ -1,7 +1,5 @@
 """Start a command below its subreaper, in a process of its own. No torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

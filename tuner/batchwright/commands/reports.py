@@ -1,7 +1,5 @@
 """Read what the processes of a command report of themselves. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ containers do not permit that. The handler that ``injected.arming`` registers wi
 take the GIL, so that a collective that holds the GIL is shown as well.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

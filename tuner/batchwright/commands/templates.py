@@ -1,7 +1,5 @@
 """Render a command for the figures of a run: arguments, environment and configuration files. Pure but for the files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

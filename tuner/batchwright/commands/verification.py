@@ -1,7 +1,5 @@
 """Verify a recommendation: one run of the user's command with the figures of its plan. No torch."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Describe what a tuning does now, in the words of the terminal, the library and the pages. No torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.accumulation import probe_window
 from batchwright.planning.steps import CheckCoupling, EstimateWhatIf, ReadData, RunProbe, SeedSearch, StartProcess, Step
 from batchwright.schemas.command import CommandSpec

@@ -1,7 +1,5 @@
 """Run a tuning from its request to its recommendation, on a device of this host. No torch."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable

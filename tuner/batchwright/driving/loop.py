@@ -1,7 +1,5 @@
 """The loop of a tuning: it runs the steps that the session names, and knows what each error means. No torch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The interface of what runs the probes of a tuning on one device. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -9,8 +9,6 @@ Nothing found here is measured on a GPU. What the libraries below torch take is 
 of cuDNN are zero, and the context and NCCL's buffers are the figures of the table of GPUs.
 """
 
-from __future__ import annotations
-
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Make estimates in separate processes with limits, so that the caller needs no torch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress

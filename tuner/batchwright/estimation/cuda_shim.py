@@ -4,8 +4,6 @@ torch without CUDA, or with CUDA on a host without a GPU, cannot run a backward 
 autograd queries the device. The library is a stand-in device. It is cached in the user's cache folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.metadata

@@ -11,8 +11,6 @@ limit, and a size that fits under a limit fits under larger ones. Sizes above th
 same kernels share their replays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A pool of fork servers for estimates, so that the next estimate need not import torch. No torch itself."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

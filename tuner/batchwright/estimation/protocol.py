@@ -1,7 +1,5 @@
 """The files of an estimate, and the report of a failed one. No torch."""
 
-from __future__ import annotations
-
 from batchwright.errors import BatchwrightError, EstimateError, FieldProblem, PlanError, SpecError, WorkloadError
 from batchwright.schemas.base import Document
 from batchwright.system.files import PathBelow

@@ -6,8 +6,6 @@ there. Other points are on no such polynomial: the bytes were rounded or bounded
 such points would diverge, so piecewise linear interpolation is used.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction

@@ -26,8 +26,6 @@ Memory outside of the allocator is added: the context (by GPU, ``batchwright.har
 ranks, NCCL's buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Warnings that several targets share, each with the remedy, and the sentence on how to verify a run."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from batchwright.exports.base import ExportContext, Warnings

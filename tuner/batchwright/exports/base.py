@@ -1,7 +1,5 @@
 """Documents of exports, and the interface of targets. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

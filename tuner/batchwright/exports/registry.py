@@ -1,7 +1,5 @@
 """All targets by name, and the function that exports a recommendation. Pure, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

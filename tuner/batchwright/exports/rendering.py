@@ -1,7 +1,5 @@
 """Rendering of export files: every value is quoted by the rules of the format, so that no value can end its string."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Translation of the spec for frameworks, and warnings of the parts of a spec that an export leaves to the program."""
 
-from __future__ import annotations
-
 from typing import Literal, assert_never
 
 from batchwright.errors import ExportError

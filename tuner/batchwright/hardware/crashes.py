@@ -1,7 +1,5 @@
 """Distinguish a crash for lack of memory from a bug, by repeating the probe. No torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ Nothing here imports torch. The source of each message is beside it. An error th
 error, never an OOM by guess.
 """
 
-from __future__ import annotations
-
 import builtins
 import re
 from enum import Enum

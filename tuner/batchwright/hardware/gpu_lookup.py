@@ -3,8 +3,6 @@
 The table is in ``batchwright.hardware.gpu_table``.
 """
 
-from __future__ import annotations
-
 import re
 from difflib import get_close_matches
 

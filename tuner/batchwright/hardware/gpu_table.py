@@ -1,7 +1,5 @@
 """The GPUs of ``gpus.toml``, whose first lines say how to add one, with derived figures. No torch."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Literal

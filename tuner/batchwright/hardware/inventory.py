@@ -1,7 +1,5 @@
 """List the devices of this host, without importing torch."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Match devices with the hardware that a request names. No torch."""
 
-from __future__ import annotations
-
 import fnmatch
 from functools import lru_cache
 

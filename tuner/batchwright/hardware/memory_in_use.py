@@ -1,7 +1,5 @@
 """Read how much of a device's memory is in use now, and how much of that by this process and its descendants."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ No other module calls NVML. AMD's cards would have a module beside this one, wit
 ``inventory``, ``memory_in_use`` and ``memory_devices.cuda`` call them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

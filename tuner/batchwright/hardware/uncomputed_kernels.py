@@ -3,8 +3,6 @@
 On any other device the count stays 0.
 """
 
-from __future__ import annotations
-
 import threading
 
 

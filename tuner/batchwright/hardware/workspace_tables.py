@@ -4,8 +4,6 @@
 file with tables of its own, which take precedence. `benchmarks/workspace_table.py` makes both from a card's evidence.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Read from transformers 5.23: ``trainer.py``, ``training_args.py``, ``trainer_callback.py``.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Sized

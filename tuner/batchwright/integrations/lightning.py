@@ -4,8 +4,6 @@ Read from lightning 2.6: ``trainer/trainer.py``, ``callbacks/batch_size_finder.p
 the loops.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Compare a model and its optimizer with what the probes of a recommendation measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

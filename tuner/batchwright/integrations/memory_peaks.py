@@ -1,7 +1,5 @@
 """Peaks of memory in a training process, against the memory limit of a recommendation."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import warnings

@@ -5,8 +5,6 @@ optimizer has the very parameters of its module. On the CPU the memory of Lightn
 since ``batchwright.workloads.preload`` has this module imported before.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """Functions of one's own as a workload, in the processes of the probes."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable

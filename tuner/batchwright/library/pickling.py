@@ -1,7 +1,5 @@
 """Pickling for another process of the same program: functions and classes of a script by value. No torch."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

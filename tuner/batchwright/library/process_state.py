@@ -6,8 +6,6 @@ makes the caller's program another one than its imports is carried: the search p
 torch, and each value in the user's modules that the functions reach and that importing them anew does not make.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -5,8 +5,6 @@ command line, a method that was replaced) and may have other code (a file that w
 finds the places of such state, by the name of a module and a path in it, with the values that they have here.
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections import defaultdict

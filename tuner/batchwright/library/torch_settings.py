@@ -6,8 +6,6 @@ none of them: the engine sets what it needs. Nobody can list the settings of oth
 needs one has to set it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name

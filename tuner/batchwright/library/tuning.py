@@ -1,7 +1,5 @@
 """Tune, plan and estimate from Python: each function is what the command of its name does. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import index

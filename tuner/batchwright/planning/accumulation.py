@@ -11,8 +11,6 @@ Given an effective batch ``B`` over ``W`` ranks and the largest micro-batch ``m`
 A probe runs a few micro-batches in the place of an update's: ``probe_window`` says which.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from math import isqrt
 

@@ -1,7 +1,5 @@
 """Fingerprints of tunings: equal for two requests exactly when they may share a recommendation. Pure, no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

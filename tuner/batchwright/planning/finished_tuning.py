@@ -1,7 +1,5 @@
 """A finished tuning: its evidence, and the conditions under which it was found. Pure, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

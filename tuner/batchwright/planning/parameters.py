@@ -6,8 +6,6 @@ whose answer is known. The rows that a change of a field moves most are named be
 a change, and compare its JSON.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ time of an update is taken to be affine in the number of its micro-batches (each
 together another, the optimizer's step a third), between the sizes that were measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

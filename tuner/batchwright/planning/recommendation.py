@@ -1,7 +1,5 @@
 """The recommendation that the evidence of a finished search supports. Pure, no torch."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from batchwright.planning.accumulation import balanced_plan, repeated_plan, steps_of, uniform_plan

@@ -1,7 +1,5 @@
 """The bounds of a tuning: the memory it may take, and the sizes worth probing. Pure, no torch."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

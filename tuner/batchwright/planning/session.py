@@ -4,8 +4,6 @@
 (``batchwright.planning.stages``), the first of which that asks for a probe gets one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

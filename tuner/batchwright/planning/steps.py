@@ -1,7 +1,5 @@
 """The steps of a tuning, which its session names in their order, and their outcomes. Pure, no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

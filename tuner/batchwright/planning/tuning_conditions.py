@@ -8,8 +8,6 @@ whose largest size worth probing would take more is refused before any probe. Wh
 the tuning ends with the same error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -11,8 +11,6 @@ A tuning under a larger limit is searched, because more may fit, unless the stor
 proof. A recommendation that was itself only confirmed by one probe cannot warm-start another tuning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Make the estimate of a search in a process of its own, while the search may already run. No torch."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Read the data of a spec before the first probe, in a process that may crash or hang. No torch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

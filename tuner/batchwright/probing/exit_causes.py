@@ -1,7 +1,5 @@
 """Results of tasks whose process left none: of probes, checks of a spec, and coupling checks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pydantic import ValidationError

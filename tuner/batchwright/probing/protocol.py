@@ -1,7 +1,5 @@
 """Files that a supervisor and its probe processes exchange, and the time of each phase. No torch."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

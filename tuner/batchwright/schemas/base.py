@@ -1,7 +1,5 @@
 """Base class, parser and loader of the documents that cross a boundary (a file, HTTP, a process)."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

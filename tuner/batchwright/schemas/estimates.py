@@ -1,7 +1,5 @@
 """Requests for estimates of what fits on a GPU, which need not be present, and their results. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Literal, Self

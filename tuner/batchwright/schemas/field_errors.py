@@ -3,8 +3,6 @@
 A message follows the field's path: ``model.layers: must be at least 1 (got 0)``.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """GPUs: memory figures with their uncertainty, the files that list the cards and their workspaces. No torch."""
 
-from __future__ import annotations
-
 from typing import Literal, Self, TypeAlias
 
 from pydantic import model_validator

@@ -1,7 +1,5 @@
 """The optimizer and the learning-rate schedule of a spec. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Recommendations: the plan, its evidence, alternatives and what-ifs. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal

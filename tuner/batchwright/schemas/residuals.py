@@ -1,7 +1,5 @@
 """Residuals of estimates, and the corrections that they give later estimates. Pure data, no torch."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Documents of a training run: its progress, its result and its failures. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """A tuning that was stopped before its recommendation. Pure data, no torch."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Find a C++ compiler, and a folder that keeps what it compiled."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Check free disk space before a large file is written, and name it when a write fails because the disk is full."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

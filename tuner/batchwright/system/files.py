@@ -1,7 +1,5 @@
 """Write files and folders atomically, lock folders, and read the end of long files."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import os

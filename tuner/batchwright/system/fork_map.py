@@ -1,7 +1,5 @@
 """Run tasks in parallel forked processes. No torch."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ This is the only module that recognises them, as ``batchwright.hardware.failures
 OOM.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Supervise a process below its subreaper."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

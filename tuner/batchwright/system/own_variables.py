@@ -1,7 +1,5 @@
 """Environment variables with the prefix of this project: those of the library, and those that may be settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Classify how a process ended: an exit, a crash, a kill from outside, or a kill by the kernel for memory."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import dataclass
 from enum import Enum

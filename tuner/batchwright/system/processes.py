@@ -1,7 +1,5 @@
 """Tie processes to their parent, pass environment variables on, set limits, read cgroups. Linux; no torch."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """The file in which a process that reads data says how far it has come, for a parent that may find it dead."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import NamedTuple, Self

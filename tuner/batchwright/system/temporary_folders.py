@@ -1,7 +1,5 @@
 """Folders for temporary files that do not outlive their process for long, however it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -11,8 +11,6 @@
 7. The seed of this rank: from here on each rank draws its own random numbers (dropout).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The ranges are pure arithmetic over the epochs' orders.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

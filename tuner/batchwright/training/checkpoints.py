@@ -1,7 +1,5 @@
 """Checkpoints of a run, written atomically between updates. A run that resumes from one continues bit-equal."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

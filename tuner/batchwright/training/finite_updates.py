@@ -1,7 +1,5 @@
 """Watch over the losses, gradients and weights of a run, which ends when they are no longer finite."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

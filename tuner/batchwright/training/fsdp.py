@@ -4,8 +4,6 @@ A checkpoint holds full tensors under the names and numbers of an unsharded mode
 number of ranks, or without sharding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The optimizer and the learning-rate schedule of a spec, or the schedule of a workload."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

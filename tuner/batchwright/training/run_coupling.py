@@ -1,7 +1,5 @@
 """The check for coupled samples in a training run, made once and recorded in its checkpoints."""
 
-from __future__ import annotations
-
 from batchwright.hardware.memory_devices.base import MemoryDevice
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import TrainingRequest

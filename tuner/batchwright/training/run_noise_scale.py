@@ -1,7 +1,5 @@
 """The gradient noise scale of a run: when updates are measured, and the measurements that checkpoints keep."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from batchwright.planning.noise_scale import MOST_UPDATES, NoiseMeasurement, noise_scale

@@ -3,8 +3,6 @@
 Of an adapter that is what was trained, and a folder that ``PeftModel.from_pretrained`` loads.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

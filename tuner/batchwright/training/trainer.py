@@ -1,7 +1,5 @@
 """The training loop: windows of exactly the effective batch, one optimizer update each, checkpoints between them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Probes and training share this engine, so a probe measures the updates that a run makes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -7,8 +7,6 @@ The processes are started by ``torchrun`` (on one host or on several that share 
 ``TrainingProcess``. Rank 0 writes the run's files.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Run a command on virtual GPUs: ``python -m batchwright.virtual_gpu --gpu T4 -- python train.py``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

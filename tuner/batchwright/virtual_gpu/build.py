@@ -4,8 +4,6 @@ Each library exports all names of the real one. Functions that `sources/` define
 generated here, which record their call in the session's log, and succeed or report that they are not supported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Describe virtual GPUs and their host: memory, limits of kernels, other processes, failures to inject. No torch."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self

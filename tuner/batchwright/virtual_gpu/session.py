@@ -1,7 +1,5 @@
 """A session: a described host, the memory that processes hold on its GPUs, and failures to inject. No torch."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sysconfig

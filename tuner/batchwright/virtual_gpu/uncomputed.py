@@ -1,7 +1,5 @@
 """Operators whose values no process of a session has computed: written by each process, read by the session."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

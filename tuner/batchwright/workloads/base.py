@@ -13,8 +13,6 @@ Losses are *sums with their weight*, or the mean over the samples: only then is 
 the full batch's, for any division of samples or tokens into micro-batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Build the workload and the model of a spec, and summarize a model."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -4,8 +4,6 @@ Quantised weights are packed integers or tensors of special classes, with scales
 They must not be cast, and transformers refuses ``.float()`` and ``.to(dtype)`` for a model that has any.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@ is published with `position_buckets`): ``config_safety.undeclared_fields`` lists
 transformers is asked for the fields of a class, so this module has no list of them. No torch.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Check that a built transformers configuration does not refer to code or files outside of transformers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Contrastive pairs of images and texts with transformers, as CLIP and SigLIP are trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

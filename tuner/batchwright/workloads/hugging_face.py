@@ -1,7 +1,5 @@
 """Build transformers architectures from a config, with random or pretrained weights. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ Torch and transformers import some of their modules late: the first optimizer ta
 transformers model several seconds more. On the CPU this memory would count against the workload's limit.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Small models that need only torch: an MLP, a ResNet with BatchNorm, a GPT with tied embeddings."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from typing import assert_never

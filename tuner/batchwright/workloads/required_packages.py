@@ -3,8 +3,6 @@
 They are checked when a job is submitted, before a process with torch is started, and when a workload is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module

@@ -3,8 +3,6 @@
 Audio reaches a model as its waveform (raw audio) or as the frames of a spectrogram (features).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Notify all waiting requests about changes, with one short read per tick."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Long polls and event streams over the change feed."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Refuse foreign hosts and origins, unauthenticated callers, and bodies that are too large or not JSON."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """The coalesced reads of the API: concurrent equal reads are made once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """All rows of a filtered list as CSV or JSON Lines, read page by page while they are sent."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The route of `/v1/audit`."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Annotated
 

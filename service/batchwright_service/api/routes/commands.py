@@ -1,7 +1,5 @@
 """The route of `/v1/commands`."""
 
-from __future__ import annotations
-
 from fastapi import Response
 
 from batchwright.client.documents.api_keys import Scope

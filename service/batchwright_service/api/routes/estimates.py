@@ -1,7 +1,5 @@
 """The routes of `/v1/estimates` and `/v1/gpus`."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The routes of `/v1/exports` and of the exports of a recommendation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from http import HTTPStatus
 from inspect import Parameter, Signature

@@ -1,7 +1,5 @@
 """The health routes: `/livez`, `/readyz`, `/readyz/database` and `/metrics`."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The routes of `/v1/jobs`."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The routes of `/v1/devices`, `/v1/queue`, `/v1/fleet`, `/v1/summary` and `/v1/occupancy`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import Query

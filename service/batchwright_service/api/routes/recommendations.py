@@ -1,7 +1,5 @@
 """The routes of `/v1/recommendations`."""
 
-from __future__ import annotations
-
 from functools import partial
 from http import HTTPStatus
 

@@ -1,7 +1,5 @@
 """The routes of `/v1/tunings`."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Annotated
 

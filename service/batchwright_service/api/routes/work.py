@@ -1,7 +1,5 @@
 """The routes that tunings and jobs share: list, read, follow, cancel and delete."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A bound on the threads that a slow dependency may hold, so that the other requests still get one."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Checks that the device of a job can run it, and on how many devices it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

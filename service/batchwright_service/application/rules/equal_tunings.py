@@ -1,7 +1,5 @@
 """Answer a tuning from the recommendation of an equal one: its fingerprint is the same, but not all of its request."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from batchwright.planning.comparison.gain import with_gain

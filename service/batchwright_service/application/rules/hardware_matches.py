@@ -1,7 +1,5 @@
 """Find the workers that have the hardware of a request, among those that are alive."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Idempotent requests: retries get the work of the first request, in its present state."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The policy of the operator: allowed code, readable files, and the quota of each API key."""
 
-from __future__ import annotations
-
 import fnmatch
 import glob
 import re

@@ -1,7 +1,5 @@
 """Mark recommendations whose conditions have changed, and make the submissions that confirm them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

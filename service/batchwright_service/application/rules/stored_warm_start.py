@@ -1,7 +1,5 @@
 """Pick a stored recommendation to warm-start a tuning of the same request under other versions or limits."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 

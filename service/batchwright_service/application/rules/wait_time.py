@@ -1,7 +1,5 @@
 """Expected waits of queued work, from the durations of recent work. Pure."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

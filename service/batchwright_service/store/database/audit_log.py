@@ -1,7 +1,5 @@
 """The audit log: entries are written in the transactions of their acts, and read in pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of many threads that are made together, in the transaction of one of them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar

@@ -8,8 +8,6 @@ transaction holds. One that finds none ends its transaction and sleeps for a ran
 The lock itself serialises the claims (``claim_statements``); the tickets only keep the line short.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ While a claimer holds the lock, every client round trip delays all others. Pipel
 once. The server skips every statement after one that fails, also the commit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

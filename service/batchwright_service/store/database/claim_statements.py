@@ -4,8 +4,6 @@ Each is built once, which costs more than executing it, and reads by indexes alo
 the number of devices nor on the length of the queue.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

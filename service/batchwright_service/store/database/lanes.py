@@ -4,8 +4,6 @@ The lanes that wait are read with one look-up in an index for each, however much
 in Python, and a claim receives the matching lanes as a parameter, so that it finds its work by an index too.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

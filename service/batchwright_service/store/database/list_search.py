@@ -1,7 +1,5 @@
 """Search, sort and page the lists by keysets, with an index of trigrams for substrings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType

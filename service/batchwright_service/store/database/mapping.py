@@ -1,7 +1,5 @@
 """Conversion of rows to documents, and of documents to rows."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Bring a database to the newest revision of the schema, safely when several processes try at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

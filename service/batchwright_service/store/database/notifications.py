@@ -4,8 +4,6 @@ Each worker process listens to a channel of its own. Queued work notifies one wa
 a fleet does not wake for one piece of work. A notification may be lost with a connection; a heartbeat finds its work.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The tables, in column types that SQLite and PostgreSQL share. Times are integers: milliseconds since 1970 (UTC)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conditional updates of work, and the renewal of leases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

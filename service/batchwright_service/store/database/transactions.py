@@ -1,7 +1,5 @@
 """Engines for each database, read and write transactions, and the translation of database errors."""
 
-from __future__ import annotations
-
 import select
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """The outbox: messages are leased, attempted, listed and deleted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

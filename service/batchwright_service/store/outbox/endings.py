@@ -1,7 +1,5 @@
 """Write messages to the outbox, within the transactions that end work."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

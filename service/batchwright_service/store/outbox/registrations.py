@@ -1,7 +1,5 @@
 """Webhooks and their secrets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update

@@ -1,7 +1,5 @@
 """The interface of an executor, which runs one tuning or one job at a time on one device."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An executor with processes of this host; this process never imports torch."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

@@ -1,7 +1,5 @@
 """A supervisor of the commands that the operator has registered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from typing_extensions import override

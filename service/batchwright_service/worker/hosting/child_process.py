@@ -1,7 +1,5 @@
 """Run the workers of this host in a child process, whose memory and descriptors API clients cannot use up."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,7 +1,5 @@
 """The interface of a host's workers: threads of this process, or a child process."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -1,7 +1,5 @@
 """Event streams: their content, resumption, and the low cost of idle followers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Hostile requests: forged host names, and bodies that are slow to parse."""
 
-from __future__ import annotations
-
 import json
 import socket
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Lists as CSV and JSON Lines: all rows that match, in the order of the list, safe in spreadsheets."""
 
-from __future__ import annotations
-
 import csv
 import json
 from io import StringIO

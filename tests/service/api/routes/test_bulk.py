@@ -1,7 +1,5 @@
 """Cancel and delete several tunings or jobs with one request: results, permissions, bounds and failures."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests that name hardware: placed on any worker that has it, queued while none has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import select

@@ -1,7 +1,5 @@
 """Calls of many threads that one of them makes for all."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

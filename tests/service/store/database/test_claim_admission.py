@@ -1,7 +1,5 @@
 """Few claimers stand in the line for the lock of claims; the others come back, and none fails or starves."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

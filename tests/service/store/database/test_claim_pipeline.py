@@ -1,7 +1,5 @@
 """Claims of several devices in one round trip to PostgreSQL."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

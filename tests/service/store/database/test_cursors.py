@@ -1,7 +1,5 @@
 """Cursors that no list has made: a page or a refusal on both databases, never an error of the service."""
 
-from __future__ import annotations
-
 import base64
 import json
 

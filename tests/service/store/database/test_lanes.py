@@ -1,7 +1,5 @@
 """Work that needs hardware instead of a device: who takes it, in which order, and what it holds, on every backend."""
 
-from __future__ import annotations
-
 from batchwright.client.documents.states import State
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.schemas.results import DeviceInfo

@@ -1,7 +1,5 @@
 """Search, order and pages of the lists, on every backend, and the indexes that make a search cheap."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Revisions are never edited, and a database opens only with the tables that they make, on every backend."""
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A database that is not what it was: faults that do not end by themselves, and documents of earlier versions."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The plans of PostgreSQL for the statements of a fleet: a few rows by indexes, however many there are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

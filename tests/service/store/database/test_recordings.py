@@ -1,7 +1,5 @@
 """The database of each released version is opened, and every row and document in it is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

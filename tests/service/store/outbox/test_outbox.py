@@ -1,7 +1,5 @@
 """The contract of the outbox: what ends is told once to each who wants to know, by one deliverer at a time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The plans of the outbox's polling: due messages are found by their index, however many were delivered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

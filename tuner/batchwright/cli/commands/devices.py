@@ -1,7 +1,5 @@
 """``batchwright devices`` and ``batchwright gpus``: list the devices of this host, and the GPU catalogue."""
 
-from __future__ import annotations
-
 import sys
 
 from batchwright.cli import options

@@ -1,7 +1,5 @@
 """``batchwright estimate``: estimate what fits on GPUs that need not be present."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

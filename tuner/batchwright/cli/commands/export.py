@@ -1,7 +1,5 @@
 """``batchwright export`` and ``batchwright formats``."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``batchwright plan``: plan an effective batch around a known micro-batch size, without a device."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

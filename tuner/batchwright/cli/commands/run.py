@@ -1,7 +1,5 @@
 """``batchwright run``: tune, then train with the recommendation."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``batchwright train``: train with a recommendation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

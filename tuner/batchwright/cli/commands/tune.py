@@ -1,7 +1,5 @@
 """``batchwright tune``: find the largest micro-batch that fits, and plan the effective batch around it."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """``batchwright verify``: run a training command with the plan of a recommendation, and compare what it does."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated

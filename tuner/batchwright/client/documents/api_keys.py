@@ -1,7 +1,5 @@
 """API keys: scopes, callers, and the parts of a key. Pure data, without a store or HTTP."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The audit log: who submitted, cancelled or deleted work, changed keys or webhooks, or signed in. Pure data."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 

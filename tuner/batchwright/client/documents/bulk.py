@@ -1,7 +1,5 @@
 """One act on several tunings or jobs, with a result for each. Pure data."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands that the operator of a service has registered, as callers see them. Pure data."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field, JsonValue

@@ -1,7 +1,5 @@
 """Documents of exports: requests, and the available formats. Pure data."""
 
-from __future__ import annotations
-
 from batchwright.exports.base import ExportFormat, ExportOptions
 from batchwright.schemas.base import Document
 

@@ -1,7 +1,5 @@
 """The clusters that run dispatched work: nodes, and the work that waits for them. Pure data."""
 
-from __future__ import annotations
-
 from batchwright.schemas.base import Document, NonNegativeFloat, NonNegativeInt
 
 

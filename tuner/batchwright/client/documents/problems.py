@@ -1,7 +1,5 @@
 """Problem documents (RFC 9457) and the faults of fields. Pure data."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Staleness of recommendations: what changed on their devices since they were made. Pure data and rules."""
 
-from __future__ import annotations
-
 from batchwright.schemas.base import Document
 
 

@@ -1,7 +1,5 @@
 """The states of tunings and jobs, and the transitions between them. Pure data."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """Webhooks: receivers that are notified when tunings and jobs end, and the messages that they get. Pure data."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated

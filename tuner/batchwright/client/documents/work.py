@@ -1,7 +1,5 @@
 """The documents that the API takes and returns. Pure data."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Generic, Literal, Self, TypeVar

@@ -1,7 +1,5 @@
 """Devices, their workers, the queue, statistics and health. Pure data."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Every call of the API by resource. ``AsyncClient`` has the calls as coroutines; ``Client`` makes them blocking."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 

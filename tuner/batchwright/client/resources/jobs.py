@@ -1,7 +1,5 @@
 """The calls about jobs, as coroutines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

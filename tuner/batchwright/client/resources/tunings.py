@@ -1,7 +1,5 @@
 """The calls about tunings and recommendations, as coroutines."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The calls of webhooks, for callers with the scope `admin`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 
 from batchwright.client.core import PAGE_SIZE, Resource

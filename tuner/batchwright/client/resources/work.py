@@ -1,7 +1,5 @@
 """The calls that tunings and jobs share, as coroutines."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic

@@ -1,7 +1,5 @@
 """Replay a trace in the simulated allocator, to find its peaks and the smallest sufficient capacity. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The dispatch mode of a trace: operators run on fake tensors, and their memory is recorded."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

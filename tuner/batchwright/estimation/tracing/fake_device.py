@@ -1,7 +1,5 @@
 """Stand-ins in a traced run: a memory device without memory, CUDA's functions and kernels, and Mamba's recurrence."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Build a model of fake tensors: without values, hence without initialisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 from unittest.mock import patch

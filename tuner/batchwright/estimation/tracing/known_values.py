@@ -5,8 +5,6 @@ scale. If such a value depends only on the batch and on constants, it is compute
 tensors. Otherwise a stand-in value is used.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The updates of other frameworks' training loops, of which an estimate traces the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ On a card a probe measures the bytes of tensors, but runs out of memory by the s
 replays in the simulated allocator tell where on the curve memory runs out (``ExpectedPeaks.usable_bytes``).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

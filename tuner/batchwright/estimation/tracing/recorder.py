@@ -1,7 +1,5 @@
 """Record the blocks of one device: every storage, from the operator that creates it to its last reference."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Recurrent layers on a card in a trace: the calls of cuDNN that torch would make, and their results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Trace one workload at several sizes and for several kernel profiles, in parallel processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial

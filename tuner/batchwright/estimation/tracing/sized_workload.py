@@ -1,7 +1,5 @@
 """Trace one workload at a few micro-batch sizes, and extrapolate to every size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 

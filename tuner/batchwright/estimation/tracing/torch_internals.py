@@ -3,8 +3,6 @@
 Tested with torch 2.13.0 (CPU build). See ``batchwright.torch_internals`` for the names that training uses too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import FrameType

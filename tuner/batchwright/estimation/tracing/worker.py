@@ -3,8 +3,6 @@
 The server itself runs no operation of torch and no user code. It sees no GPU.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import traceback

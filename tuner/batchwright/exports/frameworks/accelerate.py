@@ -5,8 +5,6 @@ configuration holds no micro-batch, which is the DataLoader's, and no accumulati
 from ``ACCELERATE_GRADIENT_ACCUMULATION_STEPS``, which wins over the argument of ``Accelerator``.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from pydantic import JsonValue

@@ -1,7 +1,5 @@
 """axolotl: keys of its YAML file."""
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports import advice

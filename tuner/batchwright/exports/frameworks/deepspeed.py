@@ -5,8 +5,6 @@ Read from deepspeed 0.19.8: ``runtime/config.py``, ``runtime/constants.py``, ``r
 place that clips tests ``> 0.0`` first.
 """
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings

@@ -3,8 +3,6 @@
 Read from transformers 5.23.0, 5.0.0 and 4.57.6: ``training_args.py``, ``trainer.py``, ``trainer_optimizer.py``.
 """
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings

@@ -3,8 +3,6 @@
 Read from lightning 2.6.6: ``pytorch/trainer/trainer.py``, ``pytorch/plugins/precision/fsdp.py``, the loops.
 """
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings

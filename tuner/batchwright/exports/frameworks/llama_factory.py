@@ -1,7 +1,5 @@
 """LLaMA-Factory: keys of its YAML file, for its trainer (0.9) and for the new one (v1, with `USE_V1=1`)."""
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports import advice

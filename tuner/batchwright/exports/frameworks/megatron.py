@@ -1,7 +1,5 @@
 """Megatron-LM: flags of its training scripts. It derives the accumulation steps from the two batch sizes."""
 
-from __future__ import annotations
-
 import shlex
 
 from batchwright.exports import advice

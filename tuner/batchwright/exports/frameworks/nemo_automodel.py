@@ -1,7 +1,5 @@
 """NeMo AutoModel: keys of a recipe's YAML file. It derives the accumulation steps from the two batch sizes."""
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports import advice

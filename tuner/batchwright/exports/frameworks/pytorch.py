@@ -1,7 +1,5 @@
 """Plain PyTorch: a script with Batchwright's engine, which takes uneven micro-batches and needs no service."""
 
-from __future__ import annotations
-
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.rendering import checked_environment, origin, python_file, variables_to_unset
 from batchwright.exports.spec_advice import counts_tokens, left_out, nodes, torch_call

@@ -1,7 +1,5 @@
 """torchtitan: settings of a configuration function, in samples (0.3.0) or in tokens (its main branch since)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ The command starts in the folder of the export's files, so that they and the out
 container or on a cluster that has no such folder, a shell writes the files first, and gives the command its place.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Kubernetes without an operator: a Job, or for several nodes an Indexed Job with a headless Service."""
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput

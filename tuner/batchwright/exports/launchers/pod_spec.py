@@ -1,7 +1,5 @@
 """Shared parts of Kubernetes manifests: environment, resources, shared memory and node selection."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

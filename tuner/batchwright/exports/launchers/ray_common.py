@@ -5,8 +5,6 @@ program that has Ray reserve the nodes and runs one torchrun on each. The progra
 nothing has to be copied to the cluster.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 

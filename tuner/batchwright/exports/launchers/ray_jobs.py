@@ -1,7 +1,5 @@
 """Ray Jobs: the body of a request to a running cluster's HTTP API."""
 
-from __future__ import annotations
-
 from pydantic import JsonValue
 
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings

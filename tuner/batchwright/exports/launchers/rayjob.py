@@ -1,7 +1,5 @@
 """KubeRay: a RayJob, which creates a cluster, runs the job and deletes the cluster."""
 
-from __future__ import annotations
-
 from batchwright.exports.base import ExportContext, Target, TargetOutput
 from batchwright.exports.launchers.pod_spec import RESTARTS, Fields, container, image, manifest, pod, pod_warnings
 from batchwright.exports.launchers.ray_common import (

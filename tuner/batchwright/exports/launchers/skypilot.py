@@ -1,7 +1,5 @@
 """SkyPilot: a task."""
 
-from __future__ import annotations
-
 import shlex
 
 from pydantic import JsonValue

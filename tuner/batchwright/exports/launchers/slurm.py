@@ -1,7 +1,5 @@
 """Slurm: a batch script for `sbatch`, with one task and one torchrun per node."""
 
-from __future__ import annotations
-
 import re
 
 from batchwright.errors import ExportError

@@ -5,8 +5,6 @@ torchrun never restarts (`--max-restarts=0`): in trials it recovered a killed ra
 from the checkpoint, by the scheduler, in 6 of 6.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """torchrun: a script for one node, or to be started on each of several."""
 
-from __future__ import annotations
-
 from batchwright.exports.base import ExportContext, Target, TargetOutput, Warnings
 from batchwright.exports.launchers.topology import (
     PORT,

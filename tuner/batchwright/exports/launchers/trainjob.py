@@ -1,7 +1,5 @@
 """Kubeflow Trainer v2: a TrainJob for the runtime `torch-distributed`, which is there after its installation."""
 
-from __future__ import annotations
-
 from batchwright.exports.base import ExportContext, Target, TargetOutput
 from batchwright.exports.launchers.pod_spec import (
     MEMORY_MOUNTS,

@@ -3,8 +3,6 @@
 A ``MemoryDevice`` belongs to one process, which is meant to end after its probe.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The CPU as a memory device: a hard limit through RLIMIT_DATA, peaks from the kernel's accounting."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """CUDA devices: limits through the caching allocator, peaks from its statistics."""
 
-from __future__ import annotations
-
 import gc
 
 import torch

@@ -1,7 +1,5 @@
 """Open the memory device of an identifier such as cuda:0 or cpu."""
 
-from __future__ import annotations
-
 import torch
 
 from batchwright.hardware.memory_devices.base import MemoryDevice

@@ -4,8 +4,6 @@ Figures come from the probes alone: from updates that were timed for the objecti
 that other probes time, or interpolated between those. Nothing is extrapolated beyond the probed sizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ Estimates expect the context of the table of GPUs, but its size depends on the d
 measures it, so that there is nothing to infer: replays of the next estimate leave the measured bytes to the context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from batchwright.planning.parameters import PARAMETERS

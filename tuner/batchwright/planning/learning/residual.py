@@ -1,7 +1,5 @@
 """The residual of a tuning: its measurements less the estimate that seeded its search. Pure, no torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.learning.workload_family import family_of
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.residuals import EstimateResidual, PeakResidual

@@ -1,7 +1,5 @@
 """Families of workloads: the parts of a spec that decide which kernels run, without its sizes. Pure, no torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.parameters import PARAMETERS
 from batchwright.schemas.workload import PythonModel, ReferenceModel, TransformersModel, WorkloadSpec
 

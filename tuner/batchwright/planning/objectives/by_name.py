@@ -1,7 +1,5 @@
 """Find the objective of a request. Pure, no torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.objectives.fastest import Fastest
 from batchwright.planning.objectives.fewest_steps import FewestSteps
 from batchwright.planning.objectives.largest import LargestMicroBatch

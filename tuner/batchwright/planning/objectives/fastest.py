@@ -6,8 +6,6 @@ caches, kernels that are faster at some sizes. Hence the plan with the fewest st
 every plan that may be faster by more than the noise according to the measurements, four at most.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

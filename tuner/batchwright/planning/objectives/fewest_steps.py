@@ -1,7 +1,5 @@
 """The objective `fewest_steps`: the fewest accumulation steps, in fewer probes. Pure, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from typing_extensions import override

@@ -1,7 +1,5 @@
 """The objective `largest`: the largest micro-batch that fits. Pure, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from typing_extensions import override

@@ -1,7 +1,5 @@
 """What a tuning looks for: the interface of the objectives. Pure, no torch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ numbers of micro-batches: two for each micro-batch where a critic takes real and
 where a program ignores its accumulation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ rank there is nothing to accumulate. Unless the request allows inexact plans, on
 (``batchwright.planning.stages.undivided_batch``).
 """
 
-from __future__ import annotations
-
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import CouplingRequest, TuningRequest
 from batchwright.schemas.results import DeviceInfo

@@ -15,8 +15,6 @@ shows neither (it timed out, failed by an error, or was lost twice) ends the tun
 The module also extrapolates whether the whole share of a rank is worth a probe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

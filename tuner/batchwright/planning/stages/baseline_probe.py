@@ -1,7 +1,5 @@
 """The third stage: probe the micro-batch size that the user trains with today. Pure, no torch."""
 
-from __future__ import annotations
-
 from typing_extensions import override
 
 from batchwright.planning.stages.course import Course

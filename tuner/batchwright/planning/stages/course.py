@@ -1,7 +1,5 @@
 """The course of a tuning: its recorded probes, and what they have established so far. Pure, no torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from batchwright.planning.objectives.objective import PlanCandidates

@@ -1,7 +1,5 @@
 """The last stage: run the plan to recommend. Pure, no torch."""
 
-from __future__ import annotations
-
 from typing_extensions import override
 
 from batchwright.errors import SearchError

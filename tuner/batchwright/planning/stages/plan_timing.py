@@ -1,7 +1,5 @@
 """The fourth stage: time plans, for an objective whose choice rests on their times. Pure, no torch."""
 
-from __future__ import annotations
-
 from typing_extensions import override
 
 from batchwright.errors import SearchError

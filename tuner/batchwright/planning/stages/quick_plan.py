@@ -1,7 +1,5 @@
 """The search of a quick tuning: one plan that surely fits, run as it will be trained. Pure, no torch."""
 
-from __future__ import annotations
-
 from typing_extensions import override
 
 from batchwright.planning.accumulation import plan_size, steps_of

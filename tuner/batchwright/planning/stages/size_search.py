@@ -1,7 +1,5 @@
 """The first two stages: confirm a stored recommendation, and search for the largest size that fits. No torch."""
 
-from __future__ import annotations
-
 from typing_extensions import override
 
 from batchwright.errors import SearchError

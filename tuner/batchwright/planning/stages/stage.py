@@ -1,7 +1,5 @@
 """The interface of the stages of a tuning. Pure, no torch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from batchwright.planning.stages.course import Course

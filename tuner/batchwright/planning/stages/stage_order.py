@@ -1,7 +1,5 @@
 """The order of the stages of a tuning. Pure, no torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.stages.baseline_probe import BaselineProbe
 from batchwright.planning.stages.plan_run import PlanRun
 from batchwright.planning.stages.plan_timing import PlanTiming

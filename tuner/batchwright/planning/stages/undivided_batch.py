@@ -1,7 +1,5 @@
 """The only stage of a tuning whose loss couples the samples of a batch. Pure, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from typing_extensions import override

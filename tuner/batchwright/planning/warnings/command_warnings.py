@@ -1,7 +1,5 @@
 """Warnings that only the tuning of a command has: of its counted updates, and of what probes wrote. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from batchwright.planning.accumulation import uniform_plan

@@ -1,7 +1,5 @@
 """Why nothing fits, and what can make it fit. Pure, no torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.comparison.what_if import format_changes
 from batchwright.planning.finished_tuning import FinishedTuning
 from batchwright.schemas.dataset.batch_spec import BatchSpec

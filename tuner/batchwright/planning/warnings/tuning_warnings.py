@@ -1,7 +1,5 @@
 """Warnings of a recommendation: what its evidence leaves open. Pure, no torch."""
 
-from __future__ import annotations
-
 from batchwright.planning.finished_tuning import FinishedTuning
 from batchwright.planning.warnings.command_warnings import command_warnings
 from batchwright.schemas.field_errors import listed

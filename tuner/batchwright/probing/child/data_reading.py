@@ -1,7 +1,5 @@
 """Read the data of a spec in a process of its own, before the first probe of a tuning."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -3,8 +3,6 @@
 No model's module is imported here for GPUs, because that might initialise CUDA.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A rank that fails ends the others, which wait for it in a collective: the backen
 on the CPU, and not always on cards. The outcome of the probe is that of the worst rank.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -4,8 +4,6 @@ As in a run, the device is not synchronised between the micro-batches of an upda
 in the stream.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

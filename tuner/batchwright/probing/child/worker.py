@@ -11,8 +11,6 @@ limit of a job (``batchwright.planning.accumulation.probe_window``). A probe tha
 plan, so that its times are those of a job.
 """
 
-from __future__ import annotations
-
 import os
 import traceback
 from dataclasses import dataclass

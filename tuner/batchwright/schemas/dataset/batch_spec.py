@@ -1,7 +1,5 @@
 """The worst case of a sample, and the packing of records into samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

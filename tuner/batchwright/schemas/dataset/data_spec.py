@@ -1,7 +1,5 @@
 """The kinds of data that a run reads."""
 
-from __future__ import annotations
-
 import glob
 from typing import Annotated, Literal, NamedTuple, Self
 

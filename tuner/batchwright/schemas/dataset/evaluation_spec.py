@@ -1,7 +1,5 @@
 """Evaluations of a run on held-out samples."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

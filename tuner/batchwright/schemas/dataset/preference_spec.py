@@ -1,7 +1,5 @@
 """Training on preference pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """Adapters of frozen models, and the quantisation of the frozen base. Pure data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """Names of models on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

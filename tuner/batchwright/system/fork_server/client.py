@@ -1,7 +1,5 @@
 """Run tasks in a fork server, and report how each one ended."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ together with its parent. Each task is below a subreaper of its own, which ends 
 its parent has ended, and removes the task's directory if the parent can no longer do that.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import resource

@@ -1,7 +1,5 @@
 """Start Python child processes connected by a channel."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """A task of a fork server, and its files: its request, its result and its output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Gradients are reduced once per window, outside the backward passes (no ``Distrib
 run different numbers of micro-batches, divide one of them, or have no samples, without a deadlock.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Checks of the arguments of ``GradientAccumulation``: what would fail later with another message, or train nothing."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ are those of the window so far; and gradients must reach the optimizer's paramet
 run the same functions, and the watch takes time for each parameter.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

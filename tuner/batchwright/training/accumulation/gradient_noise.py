@@ -12,8 +12,6 @@ A rank with a single micro-batch measures all of its part of the window. In lock
 the sum of all ranks' first micro-batches: the squared norms of the shards add up, and so do their weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

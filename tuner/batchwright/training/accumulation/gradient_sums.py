@@ -18,8 +18,6 @@ were off by 1e-6 and 6.4e-6. A compensated or a pairwise sum would take another 
 more than 1,000 micro-batches in an update, train in fp64 or with larger micro-batches to stay within 1e-5.
 """
 
-from __future__ import annotations
-
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

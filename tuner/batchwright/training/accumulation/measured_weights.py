@@ -1,7 +1,5 @@
 """Weights of several loss terms over a window, from forward passes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """A plan in a loop of one's own: the samples and the micro-batch sizes of one rank in each update."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

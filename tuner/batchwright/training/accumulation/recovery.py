@@ -19,8 +19,6 @@ collectives are inside the passes, so a rank that divided a micro-batch alone wo
 The error is also raised for a micro-batch of one sample, for one that cannot be divided, and without ``recovers``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from enum import Enum
 

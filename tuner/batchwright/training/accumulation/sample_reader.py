@@ -1,7 +1,5 @@
 """The samples of the batches that a loop of one's own gives to an update."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from batchwright.training.micro_batches.sample_layout import SampleLayout, UnknownSamplesError

@@ -1,7 +1,5 @@
 """The parameters whose gradients a ``GradientAccumulation`` sums, and checks for gradients that it would miss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

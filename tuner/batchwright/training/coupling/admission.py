@@ -1,7 +1,5 @@
 """Decide whether a loss may be accumulated, by the check for coupled samples on a device with enough memory."""
 
-from __future__ import annotations
-
 import torch
 
 from batchwright.errors import BatchwrightError, DeviceError, OutOfMemoryError, TrainingError

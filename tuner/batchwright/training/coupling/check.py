@@ -7,8 +7,6 @@ of its two parts, in fp64, each sample with the same random numbers, after an up
 then traced to a module (its output changes for the same input, or its state changes) or to a loss term.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

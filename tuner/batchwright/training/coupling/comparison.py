@@ -4,8 +4,6 @@ A run is a forward and a backward pass over each part, with loss terms divided b
 accumulated update: in full precision, with a given seed, from the same state.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator

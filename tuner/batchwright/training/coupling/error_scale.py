@@ -5,8 +5,6 @@ therefore compared with the parts' own sizes, the largest gradient, and the chan
 the result alone.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Every module is compared by itself. In the runs of the batch's two parts, the ou
 batch's input is replaced by the full batch's output. So a culprit neither hides another nor affects later modules.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@ Rounding in fp32 depends on the processor (the width of its vectors, the order o
 orders of magnitude smaller, far below the limits on any processor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

@@ -5,8 +5,6 @@ sample gets the same noise in both. Every random operation of torch is replaced:
 and a part gets the rows of its samples. Random operations are recognised by torch's tag ``nondeterministic_seeded``.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

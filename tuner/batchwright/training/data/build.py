@@ -1,7 +1,5 @@
 """Build the data of a spec: ``SOURCES`` lists the kinds of data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from batchwright.schemas.dataset.data_spec import DataSpec

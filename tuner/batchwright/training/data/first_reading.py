@@ -4,8 +4,6 @@ All samples are read where there is time. Else a sample of them is: as many as t
 the first rows, where rows are encoded in order or the files are large.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The order of samples, and random choices that depend on a key alone and leave the process's own generators alone."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from functools import lru_cache

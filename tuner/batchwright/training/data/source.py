@@ -1,7 +1,5 @@
 """What a run asks of a kind of training data: one class for each kind, in a module of ``sources``."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Generic, TypeVar

@@ -5,8 +5,6 @@ the number of ranks, if the loss is a sum over samples. Some are not: contrastiv
 mixture of experts, and those of a ``collate`` that draws random numbers. Sums are in fp64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ Ranks that share one model (FSDP) wait for each other in every pass. There an ou
 in training, and the run restarts from its checkpoint with half the size.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Samples that are held out of training: a split of the data, or data of their own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -4,8 +4,6 @@ Each holds counts per class, whose sums over batches and ranks give the figure, 
 their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """The evaluations of a run: after which updates, the best weights, early stopping, and the state of checkpoints."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

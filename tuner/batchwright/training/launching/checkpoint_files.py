@@ -4,8 +4,6 @@ A checkpoint is a folder that appears whole, with a manifest of its files' sizes
 folders names the newest one that was committed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

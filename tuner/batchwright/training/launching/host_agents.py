@@ -1,7 +1,5 @@
 """The agents of a run over several hosts: a ``torchrun`` on each, with a static rendezvous. Never imports torch."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

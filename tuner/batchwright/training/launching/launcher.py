@@ -1,7 +1,5 @@
 """Start, monitor and stop the processes of a training run, without importing torch."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The processes of a run on one host, one per rank, started and ended together. Never imports torch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ One directory holds one run. Every file is replaced atomically or appended a lin
 consistent run at any moment, also after a kill.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

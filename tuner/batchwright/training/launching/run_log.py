@@ -3,8 +3,6 @@
 The command line shows the same words.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import suppress

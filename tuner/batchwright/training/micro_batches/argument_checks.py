@@ -1,7 +1,5 @@
 """Checks of arguments that several functions for a loop of one's own take, which name argument, value and remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from operator import index
 

@@ -5,8 +5,6 @@ forward pass in training changes. Attributes are numbers, tensors, arrays, rando
 and plain objects of these.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ their own ``to`` to a device other than the CPU. Lists, tuples, nested tensors, 
 of PyTorch Geometric also are sequences of items, which may be samples.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence

@@ -1,7 +1,5 @@
 """Where the samples of a batch are, as its growth to a batch of another size shows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The evidence is the number of samples, or a batch of another size (``sample_grow
 one structure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

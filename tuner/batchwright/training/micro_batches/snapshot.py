@@ -1,7 +1,5 @@
 """Snapshot of the state other than gradients that a forward pass changes, to undo a failed micro-batch."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The interface of trackers. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

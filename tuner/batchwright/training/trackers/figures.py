@@ -1,7 +1,5 @@
 """The figures and settings of a run as trackers show them, by name."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 

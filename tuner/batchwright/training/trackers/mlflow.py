@@ -5,8 +5,6 @@ The library's own variables apply (``MLFLOW_TRACKING_URI`` and those of its auth
 --backend-store-uri sqlite:///FOLDER/mlflow.db`` shows.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

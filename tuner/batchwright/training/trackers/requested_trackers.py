@@ -1,7 +1,5 @@
 """The trackers of a request, and the handling of their failures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Events for TensorBoard, in the run's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter

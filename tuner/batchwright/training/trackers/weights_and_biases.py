@@ -5,8 +5,6 @@ The library's own variables apply (``WANDB_API_KEY``, ``WANDB_BASE_URL``, ``WAND
 uploads them.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tensors on the CPU that share the memory of a virtual card."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

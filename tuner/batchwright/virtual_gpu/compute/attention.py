@@ -7,8 +7,6 @@ draw the dropout mask again from the saved state. Causal masks begin at the uppe
 Signatures: ``native_functions.yaml`` of torch 2.13.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A function that stands before one CUDA kernel: runs it, and then computes its values on the CPU."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Normalization of a virtual card: statistics in float32 whatever the inputs are, as CUDA's kernels keep them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

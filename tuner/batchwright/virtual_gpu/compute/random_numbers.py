@@ -4,8 +4,6 @@ The real kernel advances the offset of its device's generator. The seed and the 
 of the CPU, so that ``manual_seed``, ``get_rng_state`` and ``set_rng_state`` repeat numbers as on a card.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

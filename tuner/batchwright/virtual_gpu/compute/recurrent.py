@@ -1,7 +1,5 @@
 """Recurrent networks of a virtual card: cuDNN's, and the fused cells that torch runs without cuDNN."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Put a function before each CUDA kernel of torch's operators."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Operators that the CPU computes by another function than its operator of the same name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What is trained beside a frozen base, and its files as ``peft`` writes them for ``PeftModel.from_pretrained``."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import warnings

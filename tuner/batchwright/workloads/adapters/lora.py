@@ -1,7 +1,5 @@
 """Inject the matrices of a LoRA adapter into a transformers model, by ``peft``."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterable, Iterator

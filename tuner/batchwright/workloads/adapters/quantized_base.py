@@ -7,8 +7,6 @@ find columns of outliers in a whole micro-batch, so that a sample's loss depends
 layer's input where activation checkpointing does not see it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

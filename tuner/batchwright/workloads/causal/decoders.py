@@ -1,7 +1,5 @@
 """Workloads of causal language models: next-token prediction, of packed documents, with the loss of routers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

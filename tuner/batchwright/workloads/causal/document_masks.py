@@ -6,8 +6,6 @@ transformers masks the attention between documents by positions that restart, in
 (Mamba, Jamba, Qwen3-Next). Hence a list of those that were tried.
 """
 
-from __future__ import annotations
-
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.workloads.causal.rope_scaling import longest_uncoupled
 from batchwright.workloads.causal.routers import wants_router_loss

@@ -3,8 +3,6 @@
 Sources: Rafailov et al. 2023 (the loss `sigmoid`), Mitchell 2023 (label smoothing), Azar et al. 2023 (`ipo`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn

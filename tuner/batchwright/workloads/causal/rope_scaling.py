@@ -6,8 +6,6 @@ its neighbours, so that a gradient depends on the division into micro-batches. T
 find that: its samples are of one length.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from batchwright.workloads.config_fields import TransformersConfig

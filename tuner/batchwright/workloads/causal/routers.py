@@ -6,8 +6,6 @@ accumulation, each micro-batch is balanced by itself. It is therefore a separate
 samples finds.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -4,8 +4,6 @@
 closes after a refused connection.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

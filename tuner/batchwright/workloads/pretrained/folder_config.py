@@ -1,7 +1,5 @@
 """Read the config of a pretrained model into a spec. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

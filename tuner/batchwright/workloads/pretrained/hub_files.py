@@ -4,8 +4,6 @@ The commit is part of the path in that cache, so a model is always read at one c
 `HF_HOME` and `HF_TOKEN` work as in `huggingface_hub`. Code beside the weights is not fetched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

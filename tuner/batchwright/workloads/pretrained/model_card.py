@@ -1,7 +1,5 @@
 """The model card of a trained model: what it was trained from and by, with the plan and its evidence. No torch."""
 
-from __future__ import annotations
-
 import json
 
 from batchwright.schemas.recommendation import Recommendation

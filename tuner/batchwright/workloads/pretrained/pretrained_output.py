@@ -1,7 +1,5 @@
 """Write a trained transformers model in the format of ``save_pretrained``, for ``from_pretrained`` to load."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence

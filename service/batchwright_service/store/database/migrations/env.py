@@ -1,7 +1,5 @@
 """Run by Alembic: migrates in the transaction that ``batchwright_service.store.database.migrate`` opened."""
 
-from __future__ import annotations
-
 from alembic import context
 
 from batchwright_service.store.database.schema import metadata

@@ -1,7 +1,5 @@
 """Workspaces of the backward passes of attention kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Copies that CUDA kernels make of arguments whose strides they cannot read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

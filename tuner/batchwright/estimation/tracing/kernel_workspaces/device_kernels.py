@@ -1,7 +1,5 @@
 """The kernels of a device, as a trace asks for their workspaces: those of a GPU, and those of the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any

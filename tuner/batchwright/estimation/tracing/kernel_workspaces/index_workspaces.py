@@ -1,7 +1,5 @@
 """Workspaces of kernels that sort indices: the gradients of embeddings, and accumulation by index."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

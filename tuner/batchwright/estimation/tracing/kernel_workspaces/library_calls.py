@@ -1,7 +1,5 @@
 """Calls whose workspace cuDNN chooses: their kinds, by which measured workspaces are found, and assumptions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels of bitsandbytes that are made of other operators, whose temporaries its rules for fake tensors leave out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

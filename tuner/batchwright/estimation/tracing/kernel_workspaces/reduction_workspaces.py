@@ -1,7 +1,5 @@
 """Workspaces of sums, norms and losses, and of functions that are several kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The type of functions that return workspaces, and figures that several kinds of kernels share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Arrays in a file, with the samples along the first dimension."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A folder of images, one folder per class."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Rows with labels as the samples of classifiers: a class of a text, of a pair of texts, or of each word of a text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

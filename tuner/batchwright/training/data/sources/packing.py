@@ -4,8 +4,6 @@ The packing is a function of the documents, their order and the length of a sequ
 seed, nor on the ranks, the micro-batches or a resume. The seed orders the sequences of an epoch.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Rows with a prompt and two completions as the samples of training on preference pairs (DPO)."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows of local files as the samples of a text model: one sample per row, or sequences packed with them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Rows of local files, read with Hugging Face `datasets`. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import functools
 import glob
 import json

@@ -1,7 +1,5 @@
 """Files read as one stream of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice

@@ -1,7 +1,5 @@
 """Samples from the workload: synthetic samples, or its own data set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
