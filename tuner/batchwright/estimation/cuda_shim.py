@@ -62,7 +62,7 @@ class Shim:
         Call it after torch has been imported, and again for another profile.
         """
 
-        def rule(figures: ctypes._Pointer[ctypes.c_int64], dropout: float) -> int:
+        def rule(figures: "ctypes._Pointer[ctypes.c_int64]", dropout: float) -> int:
             return int(choose_kernel(Attention.from_figures(figures[:FIGURE_COUNT], dropout), profile))
 
         callback = _Rule(rule)
