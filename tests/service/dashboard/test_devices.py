@@ -118,7 +118,7 @@ def test_a_device_leads_to_the_others_of_its_host(page: Page) -> None:
     """One whose worker reads no memory says so, and a tuning's page leads to its device."""
     page.locator("#host").get_by_role("link", name="cuda:0").click()
     expect(page.get_by_role("heading", name="cuda:0 of host")).to_be_visible()
-    expect(page.locator("main")).to_contain_text("How much of it is in use, the worker cannot read")
+    expect(page.locator("main")).to_contain_text("The worker cannot read how much of it is in use.")
     expect(page.locator("#running")).to_contain_text("Nothing is running")
     page.locator("#host").get_by_role("link", name="cpu").click()
     page.locator("#running").get_by_role("link", name="of-3").click()
