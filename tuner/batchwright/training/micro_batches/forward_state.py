@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from batchwright.torch_internals import own_buffers
+from batchwright.torch_internals import foreach_norm, own_buffers
 from batchwright.training.micro_batches.rng_state import equal_states, generator_state, set_generator_state
 
 _VALUES = (bool, int, float, complex, str, bytes, np.generic, type(None))
@@ -155,15 +155,15 @@ class ModelState:
         norms = _norms(dict(self._model.named_parameters())) if self._norms else {}
         return frozenset(name for name, norm in norms.items() if norm != self._norms.get(name, norm))
 
-    def changed(self) -> dict[str, tuple[str, ...]]:
-        """Names of the state that has changed, by path of the module."""
+    def changed(self, parameters: frozenset[str] | None = None) -> dict[str, tuple[str, ...]]:
+        """Names of the state that has changed, by path of the module, with ``parameters`` if these are known."""
         found = {
             path: list(dict.fromkeys(saved.name for saved in states if saved.changed()))
             for path, states in self._saved.items()
         }
         for path, (attributes, before) in self._attributes.items():
             found[path] += sorted(attributes.keys() - before)
-        for name in sorted(self.changed_parameters()):
+        for name in sorted(self.changed_parameters() if parameters is None else parameters):
             path, _, own = name.rpartition(".")
             found[path].append(own)
         return {path: tuple(names) for path, names in found.items() if names}
@@ -257,9 +257,7 @@ def _differ(current: object, before: object) -> bool:
 
 def _norms(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
     """The norm of each parameter, to detect a change without the memory of a copy."""
+    read = {name: each for name, each in parameters.items() if each.is_floating_point() and not is_lazy(each)}
     with torch.no_grad():
-        return {
-            name: float(torch.linalg.vector_norm(tensor)).hex()
-            for name, tensor in parameters.items()
-            if tensor.is_floating_point() and not is_lazy(tensor)
-        }
+        norms = foreach_norm(list(read.values())) if read else ()
+    return {name: float(norm).hex() for name, norm in zip(read, norms, strict=True)}

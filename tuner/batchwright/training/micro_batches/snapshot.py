@@ -110,8 +110,8 @@ class Snapshot:
         """
         if self._before_pass is None:
             return
-        changed = self._before_pass.changed()
-        parameters, self._before_pass = self._before_pass.changed_parameters(), None
+        parameters = self._before_pass.changed_parameters()
+        changed, self._before_pass = self._before_pass.changed(parameters), None
         late = [path for path in changed if self._changing is not None and path not in self._changing]
         if late:
             names = ", ".join(
