@@ -6,6 +6,8 @@ triggers. Its rows are numbered by ``search_entries``: ``VACUUM`` may renumber t
 primary key.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import sqlalchemy as sa

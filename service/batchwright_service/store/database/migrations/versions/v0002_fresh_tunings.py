@@ -1,5 +1,7 @@
 """Keep with a tuning whether it is to be measured although an equal one may have ended when it is claimed."""
 
+from __future__ import annotations
+
 import sqlalchemy as sa
 from alembic import op
 

@@ -1,5 +1,7 @@
 """Count the tunings that found no plan without a read of every recommendation."""
 
+from __future__ import annotations
+
 import sqlalchemy as sa
 from alembic import op
 

@@ -1,5 +1,7 @@
 """Keep no response under an idempotency key: a retry gets a document of the work as it is then."""
 
+from __future__ import annotations
+
 from alembic import op
 
 revision = "0004"

@@ -1,5 +1,7 @@
 """Keep with a recommendation whether its proof is conclusive, so that one without hides none that has such a proof."""
 
+from __future__ import annotations
+
 import sqlalchemy as sa
 from alembic import op
 
