@@ -32,6 +32,6 @@ def _activity_of_probe(probe: ProbeRequest) -> str:
             return f"running {ran} of the plan, in micro-batches of {size}"
         return f"{'timing updates' if probe.measures_time else f'running {ran}'} of the command at micro-batch {size}"
     if probe.runs_plan:
-        return f"running two updates of the plan: {format_sizes(probe_window(probe))}"
+        return f"running two updates with micro-batches of the plan: {format_sizes(probe_window(probe))}"
     updates = "one update" if probe.brackets else "two updates"
     return f"{'timing updates' if probe.measures_time else f'running {updates}'} at micro-batch {size}"

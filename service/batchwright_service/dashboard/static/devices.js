@@ -103,9 +103,9 @@ function Acts({ row, refresh }) {
     <${Button} class="button-small" act=${cancel} onProblem=${setProblem} aria-label="Cancel ${name}">Cancel<//>${problem && html`<div class="small field-error" role="alert">${problem.detail}</div>`}</div>`;
 }
 
-function expectedWait({ unserved, expected_wait_seconds: wait }) {
+function expectedWait({ unserved, position, expected_wait_seconds: wait }) {
   const unknown = "Shown after three tunings or jobs have ended on this device, while a worker serves it";
   return unserved !== null || wait === null
     ? html`<span class="muted" title=${unserved === null ? unknown : null}>${unserved ?? "not known yet"}</span>`
-    : wait < 1 ? "until the running work ends" : `about ${seconds(Math.round(wait))}`;
+    : wait < 1 ? `until the ${position > 1 ? "work before it" : "running work"} ends` : `about ${seconds(Math.round(wait))}`;
 }

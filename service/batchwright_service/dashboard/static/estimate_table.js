@@ -54,7 +54,7 @@ export function OtherGpus({ request: { spec, effective_batch_size, memory_margin
     setShown(estimateTable(await post("/v1/estimates", body)));
   };
   return html`<div id="gpus" class="stack">
-    <p><${Button} act=${estimate} onProblem=${(problem) => setShown(problemAlert(problem))} disabled=${!may("tunings:write")}>Estimate on other GPUs<//>
+    <p><${Button} act=${estimate} onProblem=${(problem) => setShown(problemAlert(problem))} disabled=${!may("tunings:write")}>Estimate on GPUs<//>
       <span class="muted small"> within a minute, without a probe</span></p>
     ${shown}
   </div>`;

@@ -100,7 +100,7 @@ function sections(work, job, history) {
       ["Effective batch size", `${count(job.effective_batch_size)} samples`],
       ["Device", deviceOf(job)],
       ["Updates", totalOf(job) && count(totalOf(job))],
-      ["Checkpoint every", ofWorkload(job) && plural(job.training.checkpoint_every, "update")],
+      ["Checkpoint", ofWorkload(job) && ((totalOf(job) ?? Infinity) < job.training.checkpoint_every ? "at the end" : `every ${plural(job.training.checkpoint_every, "update")}`)],
       ...runFacts(job),
       ["Directory", !result && job.directory && html`<code>${job.directory}</code>`],
       ["Exit status", result?.exit_status?.toString()],

@@ -250,7 +250,7 @@ const LISTS = {
       { title: "When", class: "nowrap", cell: (row) => time(row.at) },
       { title: "From", class: "nowrap", cell: (row) => row.address },
     ],
-    empty: { title: "No entries", text: "Submissions, cancellations, deletions and changes of API keys appear here; sign-ins when you show them." },
+    empty: { title: "No entries", text: "Submissions, cancellations, deletions and changes of API keys and webhooks appear here; sign-ins when you show them." },
   },
 };
 

@@ -76,7 +76,8 @@ async function readReadiness(signal) {
 /** Why the service is not ready; then, in small, which setting decides it. */
 function notReady(detail) {
   const [reasons, ...setting] = sentences(detail);
-  const more = html`<p class="small">${setting.join(" ")} <a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`;
+  const advice = /no worker serves/i.test(reasons) && html`<p>Start a worker for the device, or cancel what waits for it.</p>`;
+  const more = html`${advice}<p class="small">${setting.join(" ")} <a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`;
   return alertBox("bad", "The service is not ready", `${reasons[0].toUpperCase()}${reasons.slice(1)}`, more);
 }
 
@@ -99,14 +100,14 @@ function figures({ tunings, infeasible, jobs, device_seconds: slots, recommendat
   const unserved = [...new Set(now?.queue.filter((row) => row.unserved !== null && row.device !== null).map((row) => row.device))];
   const links = (state) => [["tuning", tunings], ["job", jobs]].filter(([, counts]) => counts[state] > 0).map(([kind, counts], at) =>
     html`${at > 0 && ", "}<a href=${addressOf(`/${PATHS[kind]}`, { state })}>${plural(counts[state], kind)}</a>`);
-  const others = [["nothing fits", infeasible], ["cancelled", sum("CANCELLED")]].filter(([, found]) => found > 0);
+  const others = [["in which nothing fits", infeasible], ["cancelled", sum("CANCELLED")]].filter(([, found]) => found > 0);
   return [
     ["Running", count(sum("RUNNING", "CANCELLING"))],
     ["Waiting", count(sum("QUEUED")), links("QUEUED")],
     ["Devices busy", now === null ? "–" : `${busy} of ${now.devices.length}`, unserved.map((device) => `${device} has no worker`).join(", ")],
-    ["Succeeded", count(sum("SUCCEEDED") - infeasible), others.map(([name, found]) => `${name}: ${count(found)}`).join(", ")],
+    ["Succeeded", count(sum("SUCCEEDED") - infeasible), others.length > 0 && `also ${others.map(([name, found]) => `${count(found)} ${name}`).join(", ")}`],
     ["Failed", count(sum("FAILED")), links("FAILED")],
-    gains.speedup !== null ? ["Speedup", speedupWords(gains), gainNote(gains)] : gains.memory_gain !== null && [`Memory use ${wayOf(gains.memory_gain)} by`, pointsOf(gains.memory_gain), `of the limit, median of ${plural(gains.recommendations, "recommendation")}`],
+    gains.speedup !== null ? ["Speedup", speedupWords(gains), gainNote(gains)] : gains.memory_gain !== null && [`Memory use ${wayOf(gains.memory_gain)} by`, pointsOf(gains.memory_gain), `of the limit, against the plans before; median of ${plural(gains.recommendations, "recommendation")}`],
     ["Device time", seconds(Math.round(probes + training)), `${seconds(probes)} probes, ${seconds(training)} jobs`],
     ["Answered without probes", percent(stored.hit_rate), `${count(stored.hits)} of ${count(stored.hits + stored.misses)} that looked for a stored answer`],
   ].filter(Boolean).map(([label, value, note]) => html`<div><div class="figure-label">${label}</div><div class="figure-value">${value}</div>${note && html`<div class="muted small">${note}</div>`}</div>`);

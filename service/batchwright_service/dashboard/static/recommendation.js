@@ -32,7 +32,7 @@ function RecommendationPage() {
     <div class="page-head">
       <nav class="crumbs small" aria-label="Breadcrumb"><a href="/recommendations">Recommendations</a></nav>
       <h1>Recommendation ${found && html`<span id="model">${title}</span>`}</h1>
-      ${found && html`<div class="page-actions"><a class="button" href="/recommendations?fingerprint=${found.fingerprint}">Same request</a></div>`}
+      ${found && html`<div class="page-actions"><a class="button" href="/recommendations?fingerprint=${found.fingerprint}">All with this request</a></div>`}
       <p class="page-lead"><code>${id}</code>${found && ` for ${found.device.name}`}</p>
     </div>
     ${!may("tunings:read") && scopeAlert("tunings:read")}

@@ -154,7 +154,7 @@ function startInWords(queue) {
   if (queue?.unserved) {
     return "It starts once a worker can take it. Otherwise cancel it, and choose another device.";
   }
-  return wait === null ? "It starts by itself when its device is free." : wait < 1 ? "It starts when the running work ends." : `It starts in about ${seconds(wait)}.`;
+  return wait === null ? "It starts by itself when its device is free." : wait < 1 ? `It starts when ${queue.position > 1 ? "the work before it" : "the running work"} ends.` : `It starts in about ${seconds(wait)}.`;
 }
 
 /** The device of work: of the host that took it, as a link; before that, what it needs. */
