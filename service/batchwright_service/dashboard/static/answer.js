@@ -60,10 +60,11 @@ function plannedAnswer(found, setProblem) {
     </div>`;
 }
 
-/** What a framework is set to, and the memory that takes. */
-function settingsInWords({ plan: { gradient_accumulation_steps: steps, micro_batch_size: size, micro_batch_sizes: sizes }, headroom }) {
+/** What a framework is set to, and the memory that takes, which may be less than that of the largest size. */
+function settingsInWords({ plan: { gradient_accumulation_steps: steps, micro_batch_size: size, micro_batch_sizes: sizes }, alternatives, headroom }) {
   const isUniform = sizes.flat().every((each) => each === size);
-  const memory = headroom && `; peak ${bytes(headroom.peak_bytes)} of ${bytes(headroom.limit_bytes)}`;
+  const peak = alternatives.find(({ chosen }) => chosen)?.peak_bytes;
+  const memory = peak && headroom && `; peak ${bytes(peak)} of ${bytes(headroom.limit_bytes)}`;
   return `${plural(steps, "accumulation step")}, micro-batches of ${isUniform ? "" : "at most "}${count(size)}${memory ?? ""}.`;
 }
 
@@ -115,14 +116,14 @@ function Jobs({ fingerprint }) {
   return found?.items.length > 0 && html`<span>Jobs: ${found.items.map((job, index) => html`${index > 0 && ", "}${linkTo("jobs", job.id)} (${words(job.state).toLowerCase()})`)}</span>`;
 }
 
-export function Proof({ found: { headroom, evidence, plan, gain, choice } }) {
+export function Proof({ found: { headroom, evidence, plan, gain, choice, largest_micro_batch_size: largest } }) {
   return html`
     ${plan && drawPlan(plan.micro_batch_sizes)}
     <div class="text">
       ${evidence.proof.fits > 0 && html`<p>${shortened(evidence.proof.statement)} ${choice}</p>`}
       ${evidence.plan_proof && html`<p>${shortened(evidence.plan_proof)}</p>`}
       ${gain && html`<p>${shortened(gain.statement)}</p>`}
-      ${headroom && html`<p>${percent(headroom.free_fraction)} of ${bytes(headroom.limit_bytes)} stayed free. ${memoryParts(headroom)}</p>`}
+      ${headroom && html`<p>A micro-batch of ${count(largest)} leaves ${percent(headroom.free_fraction)} of ${bytes(headroom.limit_bytes)} free. ${memoryParts(headroom)}</p>`}
     </div>`;
 }
 
