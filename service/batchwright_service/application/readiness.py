@@ -115,10 +115,7 @@ class Readiness:
             self._pause(_RECHECK_SECONDS)
             depths, stuck = self._read_depths()
         oldest = max((depth.oldest_age_seconds for depth in depths), default=0.0)
-        reasons += [
-            f"{cause} ({depth.waiting:,} waiting, the oldest for {format_duration(depth.oldest_age_seconds)})"
-            for depth, cause in stuck
-        ]
+        reasons += stuck
         if reasons:
             allowed = (
                 f". BATCHWRIGHT_READY_QUEUE_SECONDS allows {format_duration(self._stuck_seconds)}." if stuck else ""
@@ -130,26 +127,28 @@ class Readiness:
         commands = self._commands()
         return Health(status="ok", checks=checks | ({"commands": commands} if commands else {}))
 
-    def _read_depths(self) -> tuple[Sequence[QueueDepth], list[tuple[QueueDepth, str]]]:
+    def _read_depths(self) -> tuple[Sequence[QueueDepth], list[str]]:
         depths = self._work_queue.depths()
         old = [depth for depth in depths if depth.oldest_age_seconds > self._stuck_seconds]
         if not old:
             return depths, []
         alive = [device for device in self._devices.list() if device.age_seconds <= self._lease_seconds]
-        causes = [(depth, _why_stuck(depth, alive)) for depth in old]
-        return depths, [(depth, cause) for depth, cause in causes if cause is not None]
+        return depths, [reason for depth in old if (reason := _why_stuck(depth, alive)) is not None]
 
 
 def _why_stuck(depth: QueueDepth, alive: Sequence[AnnouncedDevice]) -> str | None:
-    """Return why waiting work is not taken: its device is idle or not served. None where it waits rightly.
+    """Return why waiting work is not taken: its device is idle, or no worker serves it. None if it has to wait.
 
     Work for hardware may wait until there is such hardware, and work of several devices until enough are free.
     """
+    waiting = f"({depth.waiting:,} waiting, the oldest for {format_duration(depth.oldest_age_seconds)})"
     if depth.lane is None:
         workers = [worker for worker in alive if worker.served.device.id == depth.device]
         if not workers:
-            return f"no worker serves {depth.name}"
+            return f"no worker serves {depth.name} {waiting}: start one, or cancel what waits"
     else:
         need = need_of_lane(depth.lane)
         workers = [] if need.takes_several else workers_with(need, alive)
-    return f"a worker of {depth.name} is idle" if any(worker.running_id is None for worker in workers) else None
+    return (
+        f"a worker of {depth.name} is idle {waiting}" if any(worker.running_id is None for worker in workers) else None
+    )

@@ -78,7 +78,7 @@ def test_values_are_written_as_people_read_them(modules: Modules) -> None:
 
 
 def test_a_plan_without_its_sizes_is_written_as_an_even_split(modules: Modules) -> None:
-    """Where ranks have unequal shares, or the largest size is above that of an even split, only that size is told."""
+    """Name only the largest size of a plan whose ranks have unequal shares, or that is not split evenly."""
     plan = {"world_size": 1, "gradient_accumulation_steps": 3, "micro_batch_size": 34, "effective_batch_size": 100}
     changes = [
         {},

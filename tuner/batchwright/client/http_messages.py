@@ -86,7 +86,9 @@ def parse_document(kind: type[DocumentT], response: httpx.Response) -> DocumentT
     try:
         return kind.model_validate_json(response.content, extra="ignore")
     except ValidationError as error:
-        raise _unexpected(f"{response.status_code} with a body that is not a {kind.__name__}", response.text) from error
+        raise _unexpected(
+            f"{response.status_code} with a body that is not a valid {kind.__name__}", response.text
+        ) from error
 
 
 def error_in(response: httpx.Response) -> ApiError | None:

@@ -76,8 +76,7 @@ async function readReadiness(signal) {
 /** Why the service is not ready; then, in small, which setting decides it. */
 function notReady(detail) {
   const [reasons, ...setting] = sentences(detail);
-  const advice = /no worker serves/i.test(reasons) && html`<p>Start a worker for the device, or cancel what waits for it.</p>`;
-  const more = html`${advice}<p class="small">${setting.join(" ")} <a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`;
+  const more = html`<p class="small">${setting.join(" ")} <a href="#devices-title">Devices</a>, <a href="#queue-title">queue</a></p>`;
   return alertBox("bad", "The service is not ready", `${reasons[0].toUpperCase()}${reasons.slice(1)}`, more);
 }
 
