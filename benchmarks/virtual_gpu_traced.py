@@ -35,8 +35,8 @@ def traced(name: str, shim: Shim) -> dict[str, Any]:
     profile: KernelProfile = representative(find_gpu(case.card).profile)
     began = time.monotonic()
     try:
-        with begin_trace(case.spec, profile=profile, shim=shim) as common:
-            trace = common.trace_window(probe_window(case.probe)).trace
+        with begin_trace(case.spec, profiles=(profile,), shim=shim) as common:
+            trace = common.trace_window(probe_window(case.probe)).traces[profile]
     except BatchwrightError as error:
         return {"failed": str(error)}
     settings = AllocatorSettings.parse(case.allocator)

@@ -70,18 +70,19 @@ def _trace(cases: list[dict[str, Any]], path: Path) -> None:
         profile = KernelProfile(compute_capability=tuple(case["compute_capability"]), kind="cuda")
         runs = TracedRuns(
             parse_spec(case["spec"]),
+            (profile,),
             shim=shim,
             processes=3 if "forked" in case else 1,
             shapes=shapes,
             loop=case.get("loop", "batchwright"),
         )
-        runs.prepare((profile, size, case["accumulates"]) for size in case["sizes"])
-        assert len(runs._runs) == case.get("forked", 0), case["name"]
+        runs.prepare((profile,), case["sizes"], accumulates=case["accumulates"])
+        assert len(runs._traces) == case.get("forked", 0), case["name"]
         prepared.append((case, profile, runs))
     found = {}
     for case, profile, runs in prepared:  # only now are there backward passes in this process, and autograd's threads
         np.random.seed(0)  # noqa: NPY002 - transformers masks features of wav2vec2 by it, which are indexed
-        traces = [runs.get(profile, size, accumulates=case["accumulates"]).trace for size in case["sizes"]]
+        traces = [runs.get(profile, size, accumulates=case["accumulates"]) for size in case["sizes"]]
         found[case["name"]] = [trace.model_dump(mode="json") for trace in traces]
     path.write_text(json.dumps(found))
     os._exit(0)  # as tasks of the fork server do: at a regular end torch's threads may abort the process

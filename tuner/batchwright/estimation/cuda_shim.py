@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from batchwright.errors import EstimateError
-from batchwright.estimation.attention_kernels import FIGURE_COUNT, Attention, choose_kernel
-from batchwright.schemas.gpus import KernelProfile
+from batchwright.estimation.attention_kernels import FIGURE_COUNT, Attention, Kernel
 from batchwright.system.cpp_compiler import compile_cpp, find_cpp_compiler, user_cache_folder
 from batchwright.system.files import atomic_path
 from batchwright.system.temporary_folders import TemporaryFolder
@@ -56,14 +55,14 @@ class Shim:
         """Return whether later processes find the library."""
         return not self.uncached_reason
 
-    def install(self, profile: KernelProfile) -> None:
-        """Replace the device that torch has registered, and choose attention kernels as a GPU of this profile does.
+    def install(self, choose_attention: Callable[[Attention], Kernel]) -> None:
+        """Replace the device that torch has registered, and let a function choose attention kernels.
 
-        Call it after torch has been imported, and again for another profile.
+        Call it after torch has been imported, and again for another function.
         """
 
         def rule(figures: "ctypes._Pointer[ctypes.c_int64]", dropout: float) -> int:
-            return int(choose_kernel(Attention.from_figures(figures[:FIGURE_COUNT], dropout), profile))
+            return int(choose_attention(Attention.from_figures(figures[:FIGURE_COUNT], dropout)))
 
         callback = _Rule(rule)
         self.callbacks.append(callback)

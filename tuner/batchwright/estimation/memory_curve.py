@@ -12,7 +12,7 @@ same kernels share their replays.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from batchwright.estimation.allocator.config import AllocatorSettings
 from batchwright.estimation.allocator.replay import CapacitySearch, ReplayResult, breakdown, replay, requested_at_peak
@@ -20,6 +20,8 @@ from batchwright.estimation.trace import Category, Trace
 
 _FIRST_STEP_BITS = 5
 """The first step of ``largest_fitting`` is the size shifted by as many bits: 3 %, as fragmentation takes."""
+Replayable: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]"
+"""What a replay depends on: a trace's events, the bytes of its blocks, and its blocks in parts."""
 LARGEST_SIZE = 2**22
 """Larger sizes are not examined: no effective batch is larger."""
 _SIGNIFICANT_BITS = 7
@@ -52,12 +54,21 @@ class MemoryCurve:
         traced: the traced workload.
         settings: the settings of the allocator.
         accumulates: whether updates have several micro-batches.
+        searches: the searches of this estimate by trace, of which several profiles may have equal ones.
     """
 
-    def __init__(self, traced: TracedWorkload, settings: AllocatorSettings, *, accumulates: bool) -> None:
+    def __init__(
+        self,
+        traced: TracedWorkload,
+        settings: AllocatorSettings,
+        *,
+        accumulates: bool,
+        searches: dict[Replayable, CapacitySearch] | None = None,
+    ) -> None:
         self._traced = traced
         self._settings = settings
         self._accumulates = accumulates
+        self._by_trace = {} if searches is None else searches
         self._searches: dict[int, CapacitySearch] = {}
         self._held: dict[int, dict[Category, int]] = {}
         self._errors: dict[int, tuple[int, int]] = {}
@@ -132,7 +143,10 @@ class MemoryCurve:
     def _search(self, size: int) -> CapacitySearch:
         if size not in self._searches:
             trace = self._trace_at(size)
-            self._searches[size] = CapacitySearch(trace.events, trace.sizes, self._settings, parts=trace.parts)
+            key = trace.events, trace.sizes, tuple(trace.parts.items())
+            if key not in self._by_trace:
+                self._by_trace[key] = CapacitySearch(trace.events, trace.sizes, self._settings, parts=trace.parts)
+            self._searches[size] = self._by_trace[key]
         return self._searches[size]
 
     def _trace_at(self, size: int) -> Trace:

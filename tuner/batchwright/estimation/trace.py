@@ -7,7 +7,7 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -119,15 +119,25 @@ class Trace(Document):
 
     def on_card(self, threads: int) -> Trace:
         """Return this trace with the bounds of a card that runs as many threads at once."""
-        bounds = {
-            block: bound.model_copy(update={"max_bytes": bound.of_threads.max_bytes(threads)})
-            for block, bound in self.bounds.items()
-            if bound.of_threads is not None
-        }
-        sizes = list(self.sizes)
-        for block, bound in bounds.items():
-            sizes[block] = bound.nbytes
-        return self.model_copy(update={"sizes": tuple(sizes), "bounds": self.bounds | bounds})
+        return self.changed(
+            {
+                block: bound.model_copy(update={"max_bytes": bound.of_threads.max_bytes(threads)})
+                for block, bound in self.bounds.items()
+                if bound.of_threads is not None
+            }
+        )
+
+    def changed(self, blocks: Mapping[int, int | Bound]) -> Trace:
+        """Return this trace with other bytes of some blocks."""
+        if not blocks:
+            return self
+        sizes, bounds = list(self.sizes), dict(self.bounds)
+        for block, nbytes in blocks.items():
+            bounds.pop(block, None)
+            if isinstance(nbytes, Bound):
+                bounds[block] = nbytes
+            sizes[block] = nbytes.nbytes if isinstance(nbytes, Bound) else nbytes
+        return self.model_copy(update={"sizes": tuple(sizes), "bounds": bounds})
 
     def with_warm_up_update(self) -> Trace:
         """Return this trace with a copy of the measured update before it, as ``first-update``.
@@ -210,7 +220,10 @@ class SizedTrace:
                     f"than the sizes of their tensors ({len(first.events)} and {len(other.events)} events)"
                 )
         traced_sizes = tuple(trace.micro_batch_size for trace in traces)
-        values = [_Points.of(traces, block) for block in range(len(first.sizes))]
+        rows = list(zip(*(trace.sizes for trace in traces), strict=True))
+        unbounded = {row: _Points(row, None, ()) for row in set(rows)}
+        bounded = {block for trace in traces for block in trace.bounds}
+        values = [_Points.of(traces, block) if block in bounded else unbounded[row] for block, row in enumerate(rows)]
         growth_indices = {value: number for number, value in enumerate(dict.fromkeys(values))}
         growths = tuple(points.growth(traced_sizes) for points in growth_indices)
         growth_of_block = tuple(growth_indices[value] for value in values)
@@ -252,10 +265,8 @@ class _Points(NamedTuple):
 
     @classmethod
     def of(cls, traces: Sequence[Trace], block: int) -> _Points:
-        """Return those of a block."""
+        """Return those of a block that has bounds."""
         bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
-        if not bounds:
-            return cls(tuple(trace.sizes[block] for trace in traces), None, ())
         beside = tuple(bound.beside_bytes for bound in bounds)
         return cls(tuple(bound.unbounded_bytes for bound in bounds), bounds[0].max_bytes, beside if any(beside) else ())
 

@@ -33,7 +33,13 @@ from math import ceil, floor
 
 from batchwright.errors import BatchwrightError, SpecError
 from batchwright.estimation.allocator.config import DEFAULT_SETTINGS, EXPANDABLE_SEGMENTS
-from batchwright.estimation.memory_curve import LARGEST_SIZE, MemoryCurve, TracedWorkload as TracedWorkload
+from batchwright.estimation.allocator.replay import CapacitySearch
+from batchwright.estimation.memory_curve import (
+    LARGEST_SIZE,
+    MemoryCurve,
+    Replayable,
+    TracedWorkload as TracedWorkload,
+)
 from batchwright.estimation.trace import COMPILED_NOTE, Category
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import measured_workspaces
@@ -105,7 +111,8 @@ def make_estimate(
     cards = [find_gpu(name) for name in request.gpus]
     distinct = {id(traced[card.profile]): traced[card.profile] for card in cards}
     largest_card_bytes = max(card.total_bytes for card in cards)
-    workloads = {key: _prepared(request, result, largest_card_bytes) for key, result in distinct.items()}
+    searches: dict[Replayable, CapacitySearch] = {}
+    workloads = {key: _prepared(request, result, largest_card_bytes, searches) for key, result in distinct.items()}
     results = [_estimate(request, card, workloads[id(traced[card.profile])]) for card in cards]
     errors = [result for result in results if isinstance(result, Exception)]
     if len(errors) == len(results):
@@ -159,6 +166,7 @@ class _Workload:
         request: the request.
         traced: the workload; of one kind of updates it is traced here, of the other where a GPU needs it.
         largest_card_bytes: the memory of the largest GPU.
+        searches: as in ``MemoryCurve``.
 
     Attributes:
         share: samples of a rank in one update; None when no effective batch was requested.
@@ -167,12 +175,18 @@ class _Workload:
         follows_cpu: whether the CPU's decisions were traced in the place of CUDA's.
     """
 
-    def __init__(self, request: EstimateRequest, traced: TracedWorkload, largest_card_bytes: int) -> None:
+    def __init__(
+        self,
+        request: EstimateRequest,
+        traced: TracedWorkload,
+        largest_card_bytes: int,
+        searches: dict[Replayable, CapacitySearch],
+    ) -> None:
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
         self.traced = traced
         self.share = _share_of(request)
-        self.accumulating = MemoryCurve(traced, settings, accumulates=True)
-        self.single = MemoryCurve(traced, settings, accumulates=False)
+        self.accumulating = MemoryCurve(traced, settings, accumulates=True, searches=searches)
+        self.single = MemoryCurve(traced, settings, accumulates=False, searches=searches)
         several = accumulates_at_first(request)
         first = traced.trace_at(self.share or 1, accumulates=several)
         self.follows_cpu = first.decisions == "cpu"
@@ -216,14 +230,19 @@ def _may_fit_whole(accumulating: MemoryCurve, share: int, largest_card_bytes: in
     return sum(requested.values()) - requested[Category.GRADIENTS] <= _FAR_TOO_LARGE * largest_card_bytes
 
 
-def _prepared(request: EstimateRequest, traced: TracedWorkload, largest_card_bytes: int) -> _Workload | Exception:
+def _prepared(
+    request: EstimateRequest,
+    traced: TracedWorkload,
+    largest_card_bytes: int,
+    searches: dict[Replayable, CapacitySearch],
+) -> _Workload | Exception:
     """Trace the updates that matter first, and return the workload, or the error.
 
     Raises:
         SpecError: when the spec is invalid, which it is for every GPU.
     """
     try:
-        return _Workload(request, traced, largest_card_bytes)
+        return _Workload(request, traced, largest_card_bytes, searches)
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - user code runs here, and may succeed for other GPUs

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from batchwright.estimation.tracing.kernel_workspaces.recurrent_workspaces impor
     recurrent_backward_steps,
     recurrent_forward_steps,
 )
+from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import SharedBytes, SharedKernels
 from batchwright.estimation.tracing.known_values import KnownValues, map_tensors, tensors_in
 from batchwright.estimation.tracing.recorder import Recorder
 from batchwright.estimation.tracing.recurrent_layers import backward_results, forward_results
@@ -65,21 +66,6 @@ OPERATOR_NOTE = "while tracing the operator "
 """Begin of a note on an error that an operator raised."""
 
 
-class Kernels(Protocol):
-    """Workspaces of a device's kernels."""
-
-    has_miopen: bool
-
-    def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
-        """Return the workspaces of library handles that ``func`` creates and keeps: names and bytes."""
-
-    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
-        """Return the workspaces that ``func`` holds while it runs, in bytes."""
-
-    def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
-        """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
-
-
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own initialisation of subclasses
     """Runs operators on fake tensors and records the storages of one device. Enter it inside of ``fakes``.
 
@@ -88,23 +74,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
     Args:
         fakes: the mode that creates results.
         device_type: the device whose storages are recorded.
-        kernels: the workspaces of its kernels.
+        kernels: its kernels: those of all profiles that share the trace.
         shapes: the cache of operators' result shapes.
     """
 
     supports_higher_order_operators = True
     """Such operators reach this mode, which refuses them."""
 
-    def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: Kernels, shapes: ShapeCache) -> None:
+    def __init__(self, fakes: FakeTensorMode, device_type: str, kernels: SharedKernels, shapes: ShapeCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fakes = fakes
         self.recorder = Recorder()
         self.values = KnownValues()
         self.device_type = device_type
-        self._kernels = kernels
+        self.kernels = kernels
         self._shapes = shapes
         self.notes: set[str] = set()
-        self.workspace_error = (0, 0)
         self._rules: dict[OpOverload, Callable[..., Any]] = {
             CUDNN_RNN: lambda *args: forward_results(fakes, args, is_miopen=kernels.has_miopen),
             CUDNN_RNN_BACKWARD: lambda *args: backward_results(fakes, args),
@@ -115,7 +100,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             **dict.fromkeys(CTC_LOSS_BACKWARD, self._ctc_loss_backward),
         }
         """Rules of ours for results, where torch has none for tensors without values."""
-        self._kept_errors: dict[int, tuple[int, int]] = {}
         self._persistent: set[str] = set()
         self._backward_task = -1
         self._section_start = 0
@@ -195,10 +179,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return outputs
         on_device = [tensor for tensor in tensors_in((outputs,)) if tensor.device.type == self.device_type]
         if on_device:
-            error = self._kernels.error(func, args, on_device)
             for steps in self._steps(func, args, on_device):
                 self._record_kernel(func, args, steps)
-            self._note_error(error, self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None)
+            kept = self.recorder.block_of(on_device[_RESERVE_AT]) if func is CUDNN_RNN else None
+            self.kernels.note_error(func, args, on_device, kept=kept, live=self.recorder.live.values)
         return outputs
 
     def _results(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see above
@@ -215,15 +199,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
 
     def _steps(
         self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]
-    ) -> tuple[list[int | Bound | Tensor], ...]:
+    ) -> tuple[Sequence[int | Bound | SharedBytes | Tensor], ...]:
         """Return what each kernel of an operator allocates, in order: workspaces, and results."""
         if func is CUDNN_RNN:
-            return (recurrent_forward_steps(args, on_device, is_miopen=self._kernels.has_miopen),)
+            return (recurrent_forward_steps(args, on_device, is_miopen=self.kernels.has_miopen),)
         if func is CUDNN_RNN_BACKWARD:
-            return recurrent_backward_steps(args, on_device, is_miopen=self._kernels.has_miopen)
-        return (in_order_of_allocation(func, self._kernels.temporary(func, args, on_device), on_device),)
+            return recurrent_backward_steps(args, on_device, is_miopen=self.kernels.has_miopen)
+        return (in_order_of_allocation(func, self.kernels.temporary(func, args, on_device), on_device),)
 
-    def _record_kernel(self, func: OpOverload, args: tuple[Any, ...], steps: list[int | Bound | Tensor]) -> None:
+    def _record_kernel(
+        self, func: OpOverload, args: tuple[Any, ...], steps: Sequence[int | Bound | SharedBytes | Tensor]
+    ) -> None:
         """Record the results of a kernel, its workspaces, and what libraries keep from here on."""
         blocks = []
         for step in steps:
@@ -231,23 +217,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
                 self.recorder.record([step])
             elif step:
                 blocks.append(self.recorder.allocate(step, Category.WORKSPACE))
-        for name, nbytes in self._kernels.persistent(func, args):  # a product is allocated before cuBLAS is called
+        for name, nbytes in self.kernels.persistent(func, args):  # a product is allocated before cuBLAS is called
             if name not in self._persistent:
                 self._persistent.add(name)
                 self.recorder.allocate(nbytes, Category.WORKSPACE)
         for block in blocks:
             self.recorder.free(block)
-
-    def _note_error(self, error: tuple[int, int], kept: int | None) -> None:
-        """Keep the largest error of a call. Errors of blocks that are kept add up while they live."""
-        if not any(error):
-            return
-        live = set(self.recorder.live.values())
-        self._kept_errors = {block: known for block, known in self._kept_errors.items() if block in live}
-        fewer, more = (sum(part) for part in zip(error, *self._kept_errors.values(), strict=True))
-        self.workspace_error = max(self.workspace_error[0], fewer), max(self.workspace_error[1], more)
-        if kept is not None:
-            self._kept_errors[kept] = error
 
     def _grouped_product(
         self,

@@ -138,15 +138,15 @@ def _not_computed(*_args: object, **_options: object) -> None:
 
 
 @contextmanager
-def emulate_cuda(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Make the queries of ``torch.cuda`` return those of an idle GPU of this compute capability during the block.
+def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """Make the queries of ``torch.cuda`` return those of an idle GPU during the block.
 
     Nothing is computed. ``torch.cuda.is_available()`` is unchanged, because torch initialises CUDA if it returns True.
     """
     replacements: dict[str, Callable[..., Any]] = {
         "current_device": lambda: 0,
         "device_count": lambda: 1,
-        "get_device_capability": lambda *_: compute_capability,
+        "get_device_capability": lambda *_: compute_capability(),
         "get_rng_state": lambda *_: torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8),
         "is_bf16_supported": lambda *_, **__: True,  # as torch returns for every GPU: older ones emulate bf16
         "set_rng_state": lambda *_: None,

@@ -81,7 +81,8 @@ class _CardMemory:
         self._bound = request.largest_micro_batch
         self.limit_bytes = max(0, request.limit_bytes - request.context_bytes)
         profile = KernelProfile(compute_capability=request.compute_capability or (0, 0), kind="cuda")
-        self._sized = _sized_trace(TracedRuns(request.spec, shim=shim, processes=processes, shards=False), profile)
+        runs = TracedRuns(request.spec, (profile,), shim=shim, processes=processes, shards=False)
+        self._sized = _sized_trace(runs, profile)
 
     def held(self, size: int) -> tuple[int, int]:
         """Return the bytes held between updates, and the peak during an update."""
@@ -132,8 +133,8 @@ class _CpuMemory:
 
 
 def _sized_trace(runs: TracedRuns, profile: KernelProfile | None = None) -> SizedTrace:
-    runs.prepare((profile, size, True) for size in _TRACED_SIZES)
-    return SizedTrace.of([runs.get(profile, size, accumulates=True).trace for size in _TRACED_SIZES])
+    runs.prepare((profile,), _TRACED_SIZES, accumulates=True)
+    return SizedTrace.of([runs.get(profile, size, accumulates=True) for size in _TRACED_SIZES])
 
 
 def _sample_bytes(workload: Workload) -> int:

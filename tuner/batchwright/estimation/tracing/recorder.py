@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from batchwright.estimation.trace import Bound, Category, Mark
+from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import SharedBytes
 from batchwright.estimation.tracing.torch_internals import storage_key
 
 
@@ -20,6 +21,7 @@ class Recorder:
         sizes: bytes requested, by block.
         categories: categories that are known so far, by block.
         bounds: upper bounds, by block.
+        differing: the blocks whose bytes the profiles do not share.
         parts: numbers of equal blocks that a recorded one stands for, by block.
         live: the allocated blocks, by the key of their storage.
         marks: as in ``Trace``.
@@ -30,6 +32,7 @@ class Recorder:
         self.sizes: list[int] = []
         self.categories: dict[int, Category] = {}
         self.bounds: dict[int, Bound] = {}
+        self.differing: dict[int, SharedBytes] = {}
         self.parts: dict[int, int] = {}
         self.live: dict[int, int] = {}
         self.marks: list[Mark] = []
@@ -41,9 +44,12 @@ class Recorder:
         """Begin a section."""
         self.marks.append(Mark(name=name, position=len(self.events)))
 
-    def allocate(self, nbytes: int | Bound, category: Category | None = None) -> int:
+    def allocate(self, nbytes: int | Bound | SharedBytes, category: Category | None = None) -> int:
         """Record the allocation of a block, and return its number."""
         block = len(self.sizes)
+        if isinstance(nbytes, SharedBytes):
+            self.differing[block] = nbytes
+            nbytes = nbytes.nbytes
         if isinstance(nbytes, Bound):
             self.bounds[block] = nbytes
             nbytes = nbytes.nbytes

@@ -9,24 +9,26 @@ from typing import TypeAlias
 import torch
 
 from batchwright.estimation.cuda_shim import Shim
+from batchwright.estimation.trace import Trace
+from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile
 from batchwright.estimation.tracing.session import TracedRun, begin_trace
 from batchwright.estimation.tracing.shape_cache import ShapeCache
 from batchwright.schemas.estimates import Loop
-from batchwright.schemas.gpus import KernelProfile
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.system.fork_map import run_in_forks
 
-RunKey: TypeAlias = "tuple[KernelProfile | None, int, bool]"
-"""The kernel profile (None for the CPU), the micro-batch size, and whether updates accumulate."""
+_Updates: TypeAlias = "tuple[int, bool]"
+"""The micro-batch size, and whether updates accumulate."""
 
 _MIN_PARALLEL = 2
 
 
 class TracedRuns:
-    """Traced runs of ``spec``, each traced once on demand.
+    """Traces of ``spec``, each taken once on demand. Profiles that decide alike share their runs.
 
     Args:
         spec: the workload.
+        profiles: the kernel profiles of interest: those of GPUs, or None for the CPU.
         shim: the stand-in for CUDA; without it the CPU's decisions are traced.
         shapes: the cache of operators' result shapes.
         processes: how many processes may trace in parallel. More than one requires that this process has no threads and
@@ -34,11 +36,15 @@ class TracedRuns:
         warm_up: as in ``batchwright.estimation.tracing.session.trace``.
         shards: as in ``batchwright.estimation.tracing.session.trace``.
         loop: as in ``batchwright.estimation.tracing.session.trace``.
+
+    Attributes:
+        parameters: number of the model's parameters; 0 before the first trace.
     """
 
     def __init__(  # noqa: PLR0913 - the parameters that all runs share
         self,
         spec: WorkloadSpec,
+        profiles: Sequence[Profile] = (None,),
         *,
         shim: Shim | None = None,
         shapes: ShapeCache | None = None,
@@ -51,56 +57,58 @@ class TracedRuns:
         self._begin = partial(
             begin_trace, spec, shim=shim, shapes=shapes or ShapeCache(), warm_up=warm_up, shards=shards, loop=loop
         )
-        self._runs: dict[RunKey, TracedRun] = {}
-        self._prepared: set[RunKey] = set()
+        self._alike: dict[Profile, tuple[Profile, ...]] = {
+            profile: (profile, *(other for other in profiles if other != profile)) for profile in profiles
+        }
+        """For each profile itself, and those that may decide as it does."""
+        self._traces: dict[tuple[Profile, _Updates], Trace] = {}
+        self._prepared: set[tuple[Profile, _Updates]] = set()
+        self.parameters = 0
 
-    def prepare(self, wanted: Iterable[RunKey]) -> None:
-        """Trace several runs in parallel, if possible. Runs that fail are left to ``get``."""
-        new = [key for key in dict.fromkeys(wanted) if key not in self._prepared]
-        if self._processes < _MIN_PARALLEL or not new:
+    def prepare(self, wanted: Iterable[Profile], sizes: Iterable[int], *, accumulates: bool) -> None:
+        """Trace updates of several sizes in parallel, if possible. Runs that fail are left to ``get``."""
+        if self._processes < _MIN_PARALLEL:
             return
-        self._prepared.update(new)
         torch.set_num_threads(1)  # a forked process would not have the other threads
-        profiles = list(dict.fromkeys(profile for profile, _, _ in new))
-        single_profile = len(profiles) == 1
-        trace_profile = partial(self._trace_in_forks, threads_before=_thread_count(), in_parallel=single_profile)
-        tasks = [partial(trace_profile, [key for key in new if key[0] == profile]) for profile in profiles]
-        if single_profile:
-            with suppress(Exception):  # ``get`` traces the run again, and raises the error
-                self._runs.update(tasks[0]())
-            return
-        for runs in run_in_forks(tasks, self._processes):
-            self._runs.update(runs or {})
+        updates = [(size, accumulates) for size in sizes]
+        for profile in wanted:
+            new = [each for each in updates if (profile, each) not in self._traces.keys() | self._prepared]
+            if new:
+                self._prepared.update((profile, each) for each in new)
+                with suppress(Exception):  # ``get`` traces the run again, and raises the error
+                    self._trace_in_forks(self._alike[profile], new)
 
-    def _trace_in_forks(
-        self, wanted: Sequence[RunKey], *, threads_before: int, in_parallel: bool
-    ) -> dict[RunKey, TracedRun]:
-        """Trace runs for one profile: the common part once, then each run in its own fork.
-
-        Args:
-            wanted: a few runs that differ in their sizes.
-            threads_before: the number of threads before any workload was built.
-            in_parallel: whether the forks run in parallel, or one after the other.
-        """
-        with self._begin(profile=wanted[0][0]) as common:
+    def _trace_in_forks(self, profiles: Sequence[Profile], updates: Sequence[_Updates]) -> None:
+        """Trace updates for the first of the profiles: the common part once, then each update in its own fork."""
+        threads_before = _thread_count()
+        with self._begin(profiles=profiles) as common:
             if _thread_count() > threads_before:  # the workload has started threads
-                return {}
-            tasks = [partial(common.trace_updates, size, accumulates=accumulates) for _, size, accumulates in wanted]
-            found = run_in_forks(tasks, len(tasks)) if in_parallel else [run_in_forks([task], 1)[0] for task in tasks]
-        return {key: run for key, run in zip(wanted, found, strict=True) if run is not None}
+                return
+            tasks = [partial(common.trace_updates, size, accumulates=accumulates) for size, accumulates in updates]
+            found = run_in_forks(tasks, len(tasks))
+        runs = {each: run for each, run in zip(updates, found, strict=True) if run is not None}
+        for each, run in runs.items():
+            self._keep(each, run)
 
-    def get(self, profile: KernelProfile | None, size: int, *, accumulates: bool) -> TracedRun:
-        """Return a run, traced in this process unless it has been traced.
+    def get(self, profile: Profile, size: int, *, accumulates: bool) -> Trace:
+        """Return a trace, taken in this process unless it has been taken.
 
         Raises:
             SpecError, WorkloadError, EstimateError: as ``batchwright.estimation.tracing.session.trace``.
         """
-        wanted = (profile, size, accumulates)
-        if wanted not in self._runs:
+        updates = size, accumulates
+        if (profile, updates) not in self._traces:
             self._processes = 1  # from here on there may be threads
-            with self._begin(profile=profile) as started:
-                self._runs[wanted] = started.trace_updates(size, accumulates=accumulates)
-        return self._runs[wanted]
+            with self._begin(profiles=self._alike[profile]) as started:
+                self._keep(updates, started.trace_updates(size, accumulates=accumulates))
+        return self._traces[profile, updates]
+
+    def _keep(self, updates: _Updates, run: TracedRun) -> None:
+        """Keep the traces of a run, and which profiles decided alike."""
+        self.parameters = run.parameters
+        self._traces |= {(profile, updates): trace for profile, trace in run.traces.items()}
+        for profile in run.traces:
+            self._alike[profile] = tuple(other for other in self._alike[profile] if other in run.traces)
 
 
 def _thread_count() -> int:

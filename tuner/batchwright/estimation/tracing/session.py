@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from batchwright.device_traits import traits_of
 from batchwright.errors import BatchwrightError, EstimateError
+from batchwright.estimation.attention_kernels import Attention, Kernel, choose_kernel
 from batchwright.estimation.cuda_shim import Shim
 from batchwright.estimation.protocol import untraceable
 from batchwright.estimation.trace import COMPILED_NOTE, Category, Trace
@@ -29,7 +31,7 @@ from batchwright.estimation.tracing.fake_device import (
     without_dropout_in_attention,
 )
 from batchwright.estimation.tracing.fake_model import build_fake_model
-from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CpuKernels, CudaKernels
+from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile, SharedKernels
 from batchwright.estimation.tracing.known_values import values_read_by_transformers
 from batchwright.estimation.tracing.other_loops import OtherLoop
 from batchwright.estimation.tracing.recurrent_layers import recurrent_layers_of_library
@@ -113,16 +115,17 @@ def trace(  # noqa: PLR0913 - the parameters that all traces of one workload sha
         EstimateError: when the workload cannot be traced.
     """
     with begin_trace(
-        spec, profile=profile, shim=shim, shapes=shapes, warm_up=warm_up, shards=shards, loop=loop
+        spec, profiles=(profile,), shim=shim, shapes=shapes, warm_up=warm_up, shards=shards, loop=loop
     ) as common:
-        return common.trace_updates(micro_batch_size, accumulates=accumulates).trace
+        return common.trace_updates(micro_batch_size, accumulates=accumulates).traces[profile]
 
 
 @dataclass(frozen=True)
 class TracedRun:
-    """A trace, and the number of the model's parameters."""
+    """A run's traces, and the number of the model's parameters."""
 
-    trace: Trace
+    traces: Mapping[Profile, Trace]
+    """The trace of each profile that shares the run; the first one leads it."""
     parameters: int
     """Number of parameters."""
 
@@ -131,30 +134,46 @@ class TracedRun:
 def begin_trace(  # noqa: PLR0913 - the parameters of trace
     spec: WorkloadSpec,
     *,
-    profile: KernelProfile | None = None,
+    profiles: Sequence[Profile] = (None,),
     shim: Shim | None = None,
     shapes: ShapeCache | None = None,
     warm_up: bool = True,
     shards: bool = True,
     loop: Loop = "batchwright",
 ) -> Iterator[UpdateTrace]:
-    """Trace the part that is equal for all micro-batch sizes. Arguments and errors are those of ``trace``."""
+    """Trace the part that is equal for all micro-batch sizes. Other arguments, and errors, are those of ``trace``.
+
+    Args:
+        spec: the workload.
+        profiles: the kernel profiles that share the trace: all GPUs, or the CPU. The first one leads; those that decide
+            otherwise get no trace.
+        shim: as in ``trace``.
+        shapes: as in ``trace``.
+        warm_up: as in ``trace``.
+        shards: as in ``trace``.
+        loop: as in ``trace``.
+    """
+    is_gpu = profiles[0] is not None
     # The defaults of the kind of device: torch would choose others for fake parameters.
-    device_kind = "cpu" if profile is None else "cuda"
+    device_kind = "cuda" if is_gpu else "cpu"
     chosen = spec.optimizer.implementation_on(device_kind)
     changes: dict[str, Any] = {"optimizer": spec.optimizer.model_copy(update={"implementation": chosen})}
     if spec.gradient_gathering == "auto":
         changes["gradient_gathering"] = traits_of(device_kind).gradient_gathering
     spec = spec.model_copy(update=changes)
-    device = torch.device("cpu") if profile is None or shim is None else torch.device("cuda", 0)
-    kernels = CudaKernels(profile) if profile is not None else CpuKernels()
+    device = torch.device("cuda", 0) if is_gpu and shim is not None else torch.device("cpu")
+    kernels = SharedKernels(profiles)
     tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
-    if profile is not None and shim is not None:
-        shim.install(profile)
+    if is_gpu and shim is not None:
+
+        def choose_attention(attention: Attention) -> Kernel:
+            return kernels.agreed(lambda profile: choose_kernel(attention, profile))
+
+        shim.install(choose_attention)
         complete_cuda_kernels()
     ranks = spec.parallelism.world_size
     sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
-    emulation = nullcontext if profile is None else partial(_emulated_cuda, profile, shim, tracer)
+    emulation = partial(_emulated_cuda, shim, tracer) if is_gpu else nullcontext
     with _fake_process_group(ranks, tracer) if sharded else nullcontext():
         yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up, loop=loop)
 
@@ -264,7 +283,17 @@ class UpdateTrace:
         parameters = count_parameters(engine.model)
         found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
         copies = self._warms_up and isinstance(engine, UpdateEngine)
-        return TracedRun(found.with_warm_up_update() if copies else found, parameters)
+        distinct: dict[tuple[object, ...], Trace] = {}
+        traces = {}
+        for profile in tracer.kernels.profiles:
+            changes = {block: nbytes.of(profile) for block, nbytes in tracer.recorder.differing.items()}
+            error = tracer.kernels.errors[profile]
+            key = (*changes.values(), *error)
+            if key not in distinct:
+                trace = found.changed(changes).model_copy(update={"workspace_error": error})
+                distinct[key] = trace.with_warm_up_update() if copies else trace
+            traces[profile] = distinct[key]
+        return TracedRun(traces, parameters)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -292,17 +321,21 @@ def _left_uncompiled(tracer: Tracer, model: Any = None, **options: Any) -> Any: 
 
 
 @contextmanager
-def _emulated_cuda(profile: KernelProfile, shim: Shim | None, tracer: Tracer) -> Iterator[None]:
-    """Emulate a GPU of this profile for the workload; without a shim only attention differs from the CPU's."""
+def _emulated_cuda(shim: Shim | None, tracer: Tracer) -> Iterator[None]:
+    """Emulate a GPU for the workload; without a shim only attention differs from the CPU's."""
     if shim is None:
         with without_dropout_in_attention():
             yield
         return
 
     def note_recurrent_layer() -> None:
-        tracer.notes.add(_MIOPEN_NOTE if profile.kind == "rocm" else _CUDNN_NOTE)
+        tracer.notes.add(_MIOPEN_NOTE if tracer.kernels.has_miopen else _CUDNN_NOTE)
 
-    with emulate_cuda(profile.compute_capability), recurrent_layers_of_library(note_recurrent_layer):
+    def compute_capability() -> tuple[int, int]:
+        agreed: tuple[int, int] = tracer.kernels.agreed(attrgetter("compute_capability"))
+        return agreed
+
+    with emulate_cuda(compute_capability), recurrent_layers_of_library(note_recurrent_layer):
         yield
 
 
@@ -373,7 +406,6 @@ def _build_trace(tracer: Tracer, micro_batch_size: int, spec: WorkloadSpec, *, a
         decisions="cuda" if tracer.device_type == "cuda" else "cpu",
         notes=tuple(_notes(tracer, spec)),
         bounds=recorder.bounds,
-        workspace_error=tracer.workspace_error,
         parts=recorder.parts,
     )
 

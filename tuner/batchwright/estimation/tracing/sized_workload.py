@@ -5,10 +5,10 @@ from contextlib import suppress
 
 from batchwright.errors import EstimateError
 from batchwright.estimation.trace import Category, SizedTrace, Trace
-from batchwright.estimation.tracing.runs import RunKey, TracedRuns
-from batchwright.schemas.gpus import KernelProfile
+from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile
+from batchwright.estimation.tracing.runs import TracedRuns
 
-_SIZES = (4, 10)
+TRACED_SIZES = (4, 10)
 """Two sizes tell a constant from bytes in proportion to the samples, which nearly all blocks are. Some code behaves
 differently with few samples (GPT-2's masks with up to 3)."""
 _BETWEEN = 6
@@ -36,14 +36,18 @@ class SizedWorkload:
         profile: the kernel profile; None for the CPU.
     """
 
-    def __init__(self, runs: TracedRuns, profile: KernelProfile | None) -> None:
+    def __init__(self, runs: TracedRuns, profile: Profile) -> None:
         self.profile = profile
-        self._traced = _traced_profile(profile)
+        self._traced = traced_profile(profile)
         self._runs = runs
         self._sized_traces: dict[bool, SizedTrace | Trace] = {}
-        self.parameters = 0
         self.exact_sizes = True
         self.notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters; 0 before the first trace."""
+        return self._runs.parameters
 
     def trace_at(self, micro_batch_size: int, *, accumulates: bool) -> Trace:
         """Return the trace at a size; fast except for the first call of each kind.
@@ -58,7 +62,7 @@ class SizedWorkload:
 
     def _trace_sizes(self, *, accumulates: bool) -> SizedTrace | Trace:
         """Return the trace at every size, or at one size if the traces differ in more than sizes."""
-        traces = self._trace_each(_SIZES, accumulates=accumulates)
+        traces = self._trace_each(TRACED_SIZES, accumulates=accumulates)
         found = _sized(traces)
         if found is not None and not found.proportional:
             traces += self._trace_each((_BETWEEN,), accumulates=accumulates)
@@ -75,19 +79,13 @@ class SizedWorkload:
 
     def _trace_each(self, sizes: Sequence[int], *, accumulates: bool) -> list[Trace]:
         """Return the traces at these sizes."""
-        self._runs.prepare((self._traced, size, accumulates) for size in sizes)
-        runs = [self._runs.get(self._traced, size, accumulates=accumulates) for size in sizes]
-        self.parameters = runs[0].parameters
+        self._runs.prepare((self._traced,), sizes, accumulates=accumulates)
+        traces = [self._runs.get(self._traced, size, accumulates=accumulates) for size in sizes]
         threads = None if self.profile is None else self.profile.resident_threads
-        return [run.trace if threads is None else run.trace.on_card(threads) for run in runs]
+        return [trace if threads is None else trace.on_card(threads) for trace in traces]
 
     def _note(self, *notes: str) -> None:
         self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
-
-
-def first_run_keys(profile: KernelProfile | None, *, accumulates: bool) -> tuple[RunKey, ...]:
-    """Return the keys of the runs that a ``SizedWorkload`` needs first for updates of a kind."""
-    return tuple((_traced_profile(profile), size, accumulates) for size in _SIZES)
 
 
 def _sized(traces: Sequence[Trace]) -> SizedTrace | None:
@@ -97,7 +95,7 @@ def _sized(traces: Sequence[Trace]) -> SizedTrace | None:
     return None
 
 
-def _traced_profile(profile: KernelProfile | None) -> KernelProfile | None:
+def traced_profile(profile: Profile) -> Profile:
     """Return the profile of the traces, which cards share that differ in nothing but their threads."""
     return None if profile is None else profile.model_copy(update={"resident_threads": None})
 

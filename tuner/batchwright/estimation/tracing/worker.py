@@ -97,17 +97,21 @@ def _load_shim() -> tuple[Shim | None, tuple[str, ...]]:
 def _trace_profiles(
     request: EstimateRequest, wanted: tuple[KernelProfile, ...], shim: Shim | None
 ) -> dict[KernelProfile, TracedWorkload]:
-    """Trace the workload for each profile; profiles that run the same kernels share a trace."""
+    """Trace the workload for each profile; profiles whose kernels decide alike share a trace."""
     from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (  # noqa: PLC0415 - imports torch
         representative,
     )
     from batchwright.estimation.tracing.runs import TracedRuns  # noqa: PLC0415 - as above
-    from batchwright.estimation.tracing.sized_workload import SizedWorkload, first_run_keys  # noqa: PLC0415 - as above
+    from batchwright.estimation.tracing.sized_workload import (  # noqa: PLC0415 - as above
+        TRACED_SIZES,
+        SizedWorkload,
+        traced_profile,
+    )
 
-    runs = TracedRuns(request.spec, shim=shim, processes=default_process_count(), loop=request.loop)
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
-    first = accumulates_at_first(request)
-    runs.prepare(key for profile in distinct for key in first_run_keys(profile, accumulates=first))
+    traced = tuple(dict.fromkeys(map(traced_profile, distinct)))
+    runs = TracedRuns(request.spec, traced, shim=shim, processes=default_process_count(), loop=request.loop)
+    runs.prepare(traced, TRACED_SIZES, accumulates=accumulates_at_first(request))
     known = {profile: SizedWorkload(runs, profile) for profile in distinct}
     return {profile: known[representative(profile)] for profile in wanted}
 

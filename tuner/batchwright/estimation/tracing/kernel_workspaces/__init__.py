@@ -3,7 +3,8 @@
 Each figure names its source in torch 2.13. Those of cuDNN, which does not document its own, are measured ones where
 there is a table for the compute capability (``batchwright.hardware.workspace_tables``), else estimates.
 
-A trace asks ``device_kernels``, whose table has the function of each operator. ``contiguous_copies`` are made by many
+A trace asks ``shared_kernels``: the kernels of all profiles that share it, as long as they decide alike. Those of one
+profile are ``device_kernels``, whose table has the function of each operator. ``contiguous_copies`` are made by many
 kernels. ``library_calls`` are those of cuDNN, whose choice is estimated. ``packed_kernels`` has those of bitsandbytes
 that run other operators. The other modules have the functions by kind of kernel (``attention_workspaces``,
 ``index_workspaces``, ``reduction_workspaces``, ``recurrent_workspaces``); their type is that of ``workspace``.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ from batchwright.hardware.workspace_tables import MeasuredWorkspaces, measured_w
 from batchwright.schemas.gpus import KernelProfile
 
 _aten = torch.ops.aten
-
+_Workspace = TypeVar("_Workspace")
 
 _MATRIX_PRODUCTS = frozenset(
     {
@@ -115,6 +115,8 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
 
 
 _ONEDNN_RECURRENT = frozenset({_aten.mkldnn_rnn_layer.default, _aten.mkldnn_rnn_layer_backward.default})
+CARD_DEPENDENT = frozenset({*_WORKSPACES, *_MATRIX_PRODUCTS, *_ONEDNN_RECURRENT, CUDNN_RNN})
+"""The operators whose workspaces may depend on the card. Of others only copies of arguments are known."""
 
 
 class CudaKernels:
@@ -194,8 +196,8 @@ class CpuKernels:
 
 
 def in_order_of_allocation(
-    func: OpOverload, workspaces: Sequence[int | Bound], outputs: Sequence[Tensor]
-) -> list[int | Bound | Tensor]:
+    func: OpOverload, workspaces: Sequence[_Workspace], outputs: Sequence[Tensor]
+) -> list[_Workspace | Tensor]:
     """Return workspaces and results of an operator in the order in which its CUDA kernel allocates them."""
     order = _ALLOCATED_IN_ORDER.get(func, range(len(outputs)))
     first = len(workspaces) - _WORKSPACES_AFTER_RESULTS.get(func, 0)
