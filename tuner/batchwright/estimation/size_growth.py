@@ -12,6 +12,8 @@ from fractions import Fraction
 from math import ceil, isqrt
 from typing import TypeAlias
 
+from batchwright.estimation.row_sums import partial_sums_bytes
+
 _MAX_ALIGNMENT_BYTES = 4096
 """Bytes that a workspace may have beside those in proportion to the samples."""
 
@@ -105,7 +107,38 @@ class SumOfGrowths:
         return self.bounded.at(size) + self.beside.at(size)
 
 
-Growth: TypeAlias = Polynomial | PiecewiseLinear | SumOfGrowths
+@dataclass(frozen=True)
+class GrowthOfRowSums:
+    """Bytes of the partial sums of a matrix, whose rows grow with the size.
+
+    Attributes:
+        rows: rows of the matrix.
+        columns: its columns.
+        element_bytes: bytes of an element.
+        threads: threads that the card runs at once.
+    """
+
+    rows: Polynomial | PiecewiseLinear
+    columns: int
+    element_bytes: int
+    threads: int
+
+    @property
+    def deviation(self) -> int:
+        """Largest distance of the bytes of the matrix from a line."""
+        return self.rows.deviation * self.columns * self.element_bytes
+
+    @property
+    def is_proportional(self) -> bool:
+        """Whether the rows are constant or in proportion to the size."""
+        return self.rows.is_proportional
+
+    def at(self, size: int) -> int:
+        """Return the bytes at a size."""
+        return partial_sums_bytes(self.rows.at(size), self.columns, self.element_bytes, self.threads)
+
+
+Growth: TypeAlias = Polynomial | PiecewiseLinear | SumOfGrowths | GrowthOfRowSums
 _QUADRATIC_LENGTH = 3
 """Number of coefficients of a quadratic."""
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
 from batchwright.errors import EstimateError
-from batchwright.estimation.size_growth import Growth, Polynomial, SumOfGrowths, growth_from_points
+from batchwright.estimation.row_sums import partial_sums_bytes
+from batchwright.estimation.size_growth import Growth, GrowthOfRowSums, Polynomial, SumOfGrowths, growth_from_points
 from batchwright.schemas.base import Document, NonNegativeInt, PositiveInt
 
 COMPILED_NOTE = "torch.compile is not traced: the interval spans 0.9 to 1.0 of the memory without it"
@@ -39,25 +40,6 @@ class Category(StrEnum):
     """Memory that kernels and libraries allocate for themselves."""
 
 
-class ThreadBound(Document):
-    """The dependence of a bound on the threads that a card runs at once, as of partial sums of each block of threads.
-
-    As many blocks run as the card has threads for; together they hold a partial sum of each column and share of rows.
-    """
-
-    bytes_per_share: NonNegativeInt
-    """Bytes of the partial sums for one share of the rows."""
-    threads_per_block: PositiveInt
-    """Threads that a block takes: it runs where the card has as many threads left."""
-    blocks_per_share: PositiveInt
-    """Blocks that a share of the rows needs, side by side."""
-
-    def max_bytes(self, threads: int) -> int:
-        """Return the bound on a card that runs ``threads`` at once; 0 where it runs no whole share."""
-        blocks = threads // self.threads_per_block
-        return 0 if blocks < self.blocks_per_share else self.bytes_per_share * -(-blocks // self.blocks_per_share)
-
-
 class Bound(Document):
     """The bytes of a block with an upper bound, such as a sum for each row of an embedding that occurs in a batch."""
 
@@ -67,13 +49,33 @@ class Bound(Document):
     """The bound, which does not depend on the micro-batch size."""
     beside_bytes: NonNegativeInt = 0
     """Bytes of the block that the bound does not limit, beside those that it does."""
-    of_threads: ThreadBound | None = None
-    """How the bound depends on the card; None where it is of the workload alone."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the block."""
         return min(self.unbounded_bytes, self.max_bytes) + self.beside_bytes
+
+
+class RowSums(Document):
+    """The partial sums of the rows of a matrix, as many as the card's threads make (``partial_sums_bytes``)."""
+
+    rows: NonNegativeInt
+    """Rows of the matrix."""
+    columns: NonNegativeInt
+    """Columns of the matrix."""
+    element_bytes: PositiveInt
+    """Bytes of an element."""
+    threads: NonNegativeInt
+    """Threads that the card runs at once."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return partial_sums_bytes(self.rows, self.columns, self.element_bytes, self.threads)
+
+
+BlockBytes: TypeAlias = int | Bound | RowSums
+"""The bytes of a block, or what they depend on where it does not grow as tensors do."""
 
 
 class Mark(Document):
@@ -104,8 +106,8 @@ class Trace(Document):
     """The device whose kernels, autocast rules and attention were traced."""
     notes: tuple[str, ...] = ()
     """Operations that could not be traced, and their effect on the trace."""
-    bounds: dict[int, Bound] = Field(default_factory=dict)
-    """Upper bounds of blocks, by block; for most blocks none is known."""
+    bounds: dict[int, Bound | RowSums] = Field(default_factory=dict)
+    """Blocks that do not grow as tensors do, by block."""
     parts: dict[int, PositiveInt] = Field(default_factory=dict)
     """For blocks that are in truth several equal ones, allocated one after the other, and freed so: their number, by
     block. The parts of a block have its bytes between them."""
@@ -118,25 +120,25 @@ class Trace(Document):
         return next(mark.position for mark in self.marks if mark.name == name)
 
     def on_card(self, threads: int) -> Trace:
-        """Return this trace with the bounds of a card that runs as many threads at once."""
+        """Return this trace with the partial sums of a card that runs as many threads at once."""
         return self.changed(
             {
-                block: bound.model_copy(update={"max_bytes": bound.of_threads.max_bytes(threads)})
-                for block, bound in self.bounds.items()
-                if bound.of_threads is not None
+                block: sums.model_copy(update={"threads": threads})
+                for block, sums in self.bounds.items()
+                if isinstance(sums, RowSums)
             }
         )
 
-    def changed(self, blocks: Mapping[int, int | Bound]) -> Trace:
+    def changed(self, blocks: Mapping[int, BlockBytes]) -> Trace:
         """Return this trace with other bytes of some blocks."""
         if not blocks:
             return self
         sizes, bounds = list(self.sizes), dict(self.bounds)
         for block, nbytes in blocks.items():
             bounds.pop(block, None)
-            if isinstance(nbytes, Bound):
+            if not isinstance(nbytes, int):
                 bounds[block] = nbytes
-            sizes[block] = nbytes.nbytes if isinstance(nbytes, Bound) else nbytes
+            sizes[block] = nbytes if isinstance(nbytes, int) else nbytes.nbytes
         return self.model_copy(update={"sizes": tuple(sizes), "bounds": bounds})
 
     def with_warm_up_update(self) -> Trace:
@@ -223,7 +225,7 @@ class SizedTrace:
         rows = list(zip(*(trace.sizes for trace in traces), strict=True))
         unbounded = {row: _Points(row, None, ()) for row in set(rows)}
         bounded = {block for trace in traces for block in trace.bounds}
-        values = [_Points.of(traces, block) if block in bounded else unbounded[row] for block, row in enumerate(rows)]
+        values = [_points_of(traces, block) if block in bounded else unbounded[row] for block, row in enumerate(rows)]
         growth_indices = {value: number for number, value in enumerate(dict.fromkeys(values))}
         growths = tuple(points.growth(traced_sizes) for points in growth_indices)
         growth_of_block = tuple(growth_indices[value] for value in values)
@@ -263,14 +265,33 @@ class _Points(NamedTuple):
     max_bytes: int | None
     beside: tuple[int, ...]
 
-    @classmethod
-    def of(cls, traces: Sequence[Trace], block: int) -> _Points:
-        """Return those of a block that has bounds."""
-        bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
-        beside = tuple(bound.beside_bytes for bound in bounds)
-        return cls(tuple(bound.unbounded_bytes for bound in bounds), bounds[0].max_bytes, beside if any(beside) else ())
-
     def growth(self, sizes: tuple[int, ...]) -> Growth:
         """Return the function from micro-batch size to bytes."""
         bounded = growth_from_points(sizes, self.unbounded, self.max_bytes)
         return SumOfGrowths(bounded, growth_from_points(sizes, self.beside)) if self.beside else bounded
+
+
+class _RowPoints(NamedTuple):
+    """The rows of a matrix in each trace, whose partial sums a block has."""
+
+    rows: tuple[int, ...]
+    columns: int
+    element_bytes: int
+    threads: int
+
+    def growth(self, sizes: tuple[int, ...]) -> Growth:
+        """Return the function from micro-batch size to bytes."""
+        return GrowthOfRowSums(growth_from_points(sizes, self.rows), self.columns, self.element_bytes, self.threads)
+
+
+def _points_of(traces: Sequence[Trace], block: int) -> _Points | _RowPoints:
+    """Return those of a block that does not grow as tensors do."""
+    bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
+    sums = [bound for bound in bounds if isinstance(bound, RowSums)]
+    if sums:
+        return _RowPoints(tuple(each.rows for each in sums), sums[0].columns, sums[0].element_bytes, sums[0].threads)
+    limited = [bound for bound in bounds if isinstance(bound, Bound)]
+    beside = tuple(bound.beside_bytes for bound in limited)
+    return _Points(
+        tuple(bound.unbounded_bytes for bound in limited), limited[0].max_bytes, beside if any(beside) else ()
+    )

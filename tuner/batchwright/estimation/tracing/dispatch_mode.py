@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from batchwright.errors import EstimateError
 from batchwright.estimation.allocator.config import rounded_up
-from batchwright.estimation.trace import Bound, Category
+from batchwright.estimation.trace import BlockBytes, Category
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
 from batchwright.estimation.tracing.kernel_workspaces.packed_kernels import is_made_of_operators, run_in_operators
 from batchwright.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
@@ -199,7 +199,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
 
     def _steps(
         self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]
-    ) -> tuple[Sequence[int | Bound | SharedBytes | Tensor], ...]:
+    ) -> tuple[Sequence[BlockBytes | SharedBytes | Tensor], ...]:
         """Return what each kernel of an operator allocates, in order: workspaces, and results."""
         if func is CUDNN_RNN:
             return (recurrent_forward_steps(args, on_device, is_miopen=self.kernels.has_miopen),)
@@ -208,7 +208,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         return (in_order_of_allocation(func, self.kernels.temporary(func, args, on_device), on_device),)
 
     def _record_kernel(
-        self, func: OpOverload, args: tuple[Any, ...], steps: Sequence[int | Bound | SharedBytes | Tensor]
+        self, func: OpOverload, args: tuple[Any, ...], steps: Sequence[BlockBytes | SharedBytes | Tensor]
     ) -> None:
         """Record the results of a kernel, its workspaces, and what libraries keep from here on."""
         blocks = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from batchwright.estimation.trace import Bound, Category, Mark
+from batchwright.estimation.trace import BlockBytes, Bound, Category, Mark, RowSums
 from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import SharedBytes
 from batchwright.estimation.tracing.torch_internals import storage_key
 
@@ -20,7 +20,7 @@ class Recorder:
         events: as in ``Trace``.
         sizes: bytes requested, by block.
         categories: categories that are known so far, by block.
-        bounds: upper bounds, by block.
+        bounds: blocks that do not grow as tensors do.
         differing: the blocks whose bytes the profiles do not share.
         parts: numbers of equal blocks that a recorded one stands for, by block.
         live: the allocated blocks, by the key of their storage.
@@ -31,7 +31,7 @@ class Recorder:
         self.events: list[int] = []
         self.sizes: list[int] = []
         self.categories: dict[int, Category] = {}
-        self.bounds: dict[int, Bound] = {}
+        self.bounds: dict[int, Bound | RowSums] = {}
         self.differing: dict[int, SharedBytes] = {}
         self.parts: dict[int, int] = {}
         self.live: dict[int, int] = {}
@@ -44,13 +44,13 @@ class Recorder:
         """Begin a section."""
         self.marks.append(Mark(name=name, position=len(self.events)))
 
-    def allocate(self, nbytes: int | Bound | SharedBytes, category: Category | None = None) -> int:
+    def allocate(self, nbytes: BlockBytes | SharedBytes, category: Category | None = None) -> int:
         """Record the allocation of a block, and return its number."""
         block = len(self.sizes)
         if isinstance(nbytes, SharedBytes):
             self.differing[block] = nbytes
             nbytes = nbytes.nbytes
-        if isinstance(nbytes, Bound):
+        if not isinstance(nbytes, int):
             self.bounds[block] = nbytes
             nbytes = nbytes.nbytes
         self.sizes.append(nbytes)

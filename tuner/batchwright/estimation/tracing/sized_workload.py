@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from batchwright.errors import EstimateError
-from batchwright.estimation.trace import Category, SizedTrace, Trace
+from batchwright.estimation.trace import Bound, Category, SizedTrace, Trace
 from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile
 from batchwright.estimation.tracing.runs import TracedRuns
 
@@ -114,9 +114,11 @@ def _scaled(trace: Trace, size: int) -> Trace:
             sizes[block] = grown
         elif category is Category.TEMPORARIES or (category is Category.WORKSPACE and block in temporary):
             sizes[block] = max(nbytes, grown)
-        if block in trace.bounds:
-            bound = trace.bounds[block]
+        bound = trace.bounds.get(block)
+        if isinstance(bound, Bound):
             sizes[block] = min(sizes[block], bound.max_bytes + bound.beside_bytes * size // trace.micro_batch_size)
+        elif bound is not None:
+            sizes[block] = bound.model_copy(update={"rows": bound.rows * size // trace.micro_batch_size}).nbytes
     return trace.model_copy(
         update={
             "micro_batch_size": size,

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from batchwright.estimation.allocator.config import rounded_up
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes
 from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, bytes_of
 from batchwright.schemas.gpus import KernelProfile
 
 _LOCK_BYTES = 16
 
 
-def flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of FlashAttention-2's ``mha_bwd``: the query's gradient in fp32, row sums, gradients per head."""
     del outputs, profile
     gradient, query, key, _, out = args[:5]
@@ -27,7 +27,7 @@ def flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kern
     return workspaces
 
 
-def efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of ``_efficient_attention_backward``: ``delta`` per row, and sums in fp32 of the query's gradient.
 
     The sums are held in whole tiles with a lock each (``GradQTempStorage`` in ``kernel_backward.h``). For heads of half
@@ -61,7 +61,7 @@ _CUDNN_ALIGNMENT_BYTES = 256
 
 def cudnn_attention_backward(
     args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
-) -> Sequence[int | Bound]:
+) -> Sequence[BlockBytes]:
     """Workspace: the query's gradient in fp32, a sum per row, and of fewer key heads the gradients of all query heads.
 
     As measured with cuDNN 9.19 on an H100 for half types, of widths 64, 96 and 128, to the byte.

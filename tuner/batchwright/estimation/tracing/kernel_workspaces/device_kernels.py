@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes
 from batchwright.estimation.tracing.kernel_workspaces.attention_workspaces import (
     cudnn_attention_backward,
     efficient_backward,
@@ -148,7 +148,7 @@ class CudaKernels:
         backward = backward_task() >= 0
         return (("cublas of the backward pass" if backward else "cublas", self._blas_bytes),)
 
-    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
+    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[BlockBytes]:
         """Return the workspaces that ``func`` holds while it runs, contiguous copies of its arguments included."""
         copies = contiguous_copies(func, args)
         call = library_call(func, args, outputs)
@@ -190,7 +190,7 @@ class CpuKernels:
         del func, args
         return ()
 
-    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
+    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[BlockBytes]:
         """Return the workspaces that ``func`` holds while it runs."""
         return onednn_scratchpad(args, outputs, None) if func in _ONEDNN_RECURRENT else ()
 

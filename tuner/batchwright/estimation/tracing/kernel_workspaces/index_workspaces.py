@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes, Bound
 from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, INDEX_BYTES
 from batchwright.schemas.gpus import KernelProfile
 
@@ -14,7 +14,7 @@ SUMMING_WORKSPACES = 4
 """Number of the last workspaces of ``embedding_backward``, which come after the result: it is made between the two."""
 
 
-def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of ``EmbeddingBackwardKernel.cu``: sorted indices with their positions, then fp32 sums per segment.
 
     A segment is a row that occurs in the indices, so there are at most as many as indices, or rows. There is a partial
@@ -42,7 +42,7 @@ def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: 
     ]
 
 
-def sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of ``Indexing.cu`` with ``accumulate``: linear indices, sorted indices, and their positions twice."""
     del outputs, profile
     accumulates = len(args) > 3 and bool(args[3])  # noqa: PLR2004 - (self, indices, values, accumulate)

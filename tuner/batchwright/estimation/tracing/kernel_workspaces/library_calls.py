@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes
 from batchwright.estimation.tracing.kernel_workspaces.workspace import IMAGE_DIMENSIONS, bytes_of
 from batchwright.estimation.tracing.torch_internals import OpOverload
 from batchwright.schemas.gpus import KernelProfile
@@ -65,21 +65,21 @@ def _layout(images: Tensor) -> str:
     return "contiguous" if is_plain else "channels-last"
 
 
-def convolution(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def convolution(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Estimate the workspace of a convolution."""
     return _transposed([args[0], args[1], *outputs], groups=args[8], profile=profile)
 
 
 def convolution_backward(
     args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
-) -> Sequence[int | Bound]:
+) -> Sequence[BlockBytes]:
     """Workspaces of the larger of the two kernels, for the gradients of input and weight, which run in sequence."""
     gradient, inputs, weight = args[:3]
     del outputs
     return _transposed([gradient, inputs, weight], groups=args[9], profile=profile)
 
 
-def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfile) -> Sequence[int | Bound]:
+def _transposed(tensors: Sequence[Tensor], *, groups: int, profile: KernelProfile) -> Sequence[BlockBytes]:
     """Estimate of the copies to channels-last format that kernels on tensor cores make (half types, fp32 by TF32)."""
     images = tensors[0]
     needed = (8, 0) if images.dtype in {torch.float32, torch.bfloat16} else (7, 0)

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes
 from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, bytes_of
 from batchwright.schemas.gpus import KernelProfile
 
@@ -159,7 +159,7 @@ def dropout_state_bytes(args: Sequence[Any], threads: int) -> int:
 
 def recurrent_forward_steps(
     args: Sequence[Any], outputs: Sequence[Tensor], *, is_miopen: bool = False
-) -> list[int | Bound | Tensor]:
+) -> list[BlockBytes | Tensor]:
     """Return what ``_cudnn_rnn`` (``cudnn/RNN.cpp``) allocates, in order: bytes of workspaces, and results.
 
     The workspaces are the input by steps, and that of the library.
@@ -171,7 +171,7 @@ def recurrent_forward_steps(
 
 def recurrent_backward_steps(
     args: Sequence[Any], outputs: Sequence[Tensor], *, is_miopen: bool = False
-) -> tuple[list[int | Bound | Tensor], list[int | Bound | Tensor]]:
+) -> tuple[list[BlockBytes | Tensor], list[BlockBytes | Tensor]]:
     """Return what the two kernels of ``_cudnn_rnn_backward`` allocate, in order, the second after the first has ended.
 
     The first computes the gradients of input and states. It holds zeros for gradients of states that nothing depends

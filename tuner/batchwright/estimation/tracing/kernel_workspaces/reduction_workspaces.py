@@ -5,18 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound, ThreadBound
+from batchwright.estimation.trace import BlockBytes, RowSums
 from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, INDEX_BYTES, Workspace, bytes_of
 from batchwright.hardware.gpu_table import GPUS
 from batchwright.schemas.gpus import KernelProfile
 
-_THREADS_OF_A_BLOCK = 512
-_THREADS_OF_A_WARP = 32
-_VALUES_OF_A_THREAD = 16
 _CHUNK = 65536
 
 
-def softmax_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def softmax_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspace of ``SoftMax.cu``: the product of the gradient and the result."""
     del outputs, profile
     gradient, result = args[:2]
@@ -26,20 +23,20 @@ def softmax_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Ke
 def like_input(times: int) -> Workspace:
     """Return a workspace of ``times`` the first argument, which functions hold that are several kernels."""
 
-    def workspace(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+    def workspace(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
         del outputs, profile
         return [bytes_of(args[0])] * times
 
     return workspace
 
 
-def safe_softmax(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def safe_softmax(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspace of ``safe_softmax``: a byte for each value, whether it is masked."""
     del outputs, profile
     return [args[0].numel()]
 
 
-def sum_of_values(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def sum_of_values(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of sums: Booleans and small integers are converted to 64 bits first."""
     del outputs
     values = args[0]
@@ -50,31 +47,17 @@ def sum_of_values(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kerne
     return _sums_of_rows(values, profile) if over_rows and values.is_contiguous() else []
 
 
-def _sums_of_rows(rows: Tensor, profile: KernelProfile) -> list[int | Bound]:
-    """Workspace of ``Reduce.cuh`` where a bias' gradient is summed: each block of threads writes its partial sums.
-
-    ``setReduceConfig`` shares the rows among blocks until they fill the card, or until a thread has 16 values left.
-    The buffer is as large as all blocks times all sums. Below 16 values for each of the threads that sum a column there
-    is none; it is counted all the same, because the list of blocks must not depend on the micro-batch size.
-    """
+def _sums_of_rows(rows: Tensor, profile: KernelProfile) -> list[BlockBytes]:
+    """Workspace of ``Reduce.cuh`` where a bias' gradient is summed: each block of threads writes its partial sums."""
     columns = rows.shape[-1]
     if not columns or profile.kind == "rocm":  # where the kernel divides its work otherwise
         return []
-    vector = next(count for count in (4, 2, 1) if columns % count == 0)
-    lanes = min(_THREADS_OF_A_WARP, 1 << (columns // vector).bit_length() - 1)
-    sums = lanes * vector
-    share = sums * FLOAT_BYTES
-    of_threads = ThreadBound(
-        bytes_per_share=columns * share,
-        threads_per_block=_THREADS_OF_A_BLOCK // vector,
-        blocks_per_share=-(-columns // sums),
-    )
-    rows_of_a_block = _THREADS_OF_A_BLOCK // sums * _VALUES_OF_A_THREAD
     return [
-        Bound(
-            unbounded_bytes=rows.numel() * -(-share // rows_of_a_block),
-            max_bytes=of_threads.max_bytes(profile.resident_threads or most_resident_threads(profile)),
-            of_threads=of_threads,
+        RowSums(
+            rows=rows.numel() // columns,
+            columns=columns,
+            element_bytes=rows.element_size(),
+            threads=profile.resident_threads or most_resident_threads(profile),
         )
     ]
 
@@ -89,21 +72,21 @@ def most_resident_threads(profile: KernelProfile) -> int:
     return max(same or (gpu.resident_threads or 0 for gpu in GPUS))
 
 
-def roll(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def roll(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspace of rolls over several dimensions, which are done one after the other."""
     del outputs, profile
     several = len(args) > 2 and len(args[2]) > 1  # noqa: PLR2004 - (self, shifts, dims)
     return [bytes_of(args[0])] if several else []
 
 
-def foreach_norm(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def foreach_norm(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of ``ForeachReduceOp.cu``: for each tensor as many values as the largest tensor has chunks."""
     del outputs, profile
     tensors = args[0]
     return [len(tensors) * max(-(-tensor.numel() // _CHUNK) for tensor in tensors) * FLOAT_BYTES]
 
 
-def ctc_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int | Bound]:
+def ctc_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspace of ``LossCTC.cu``: the backward variables, as many as the forward variables."""
     del outputs, profile
     return [bytes_of(args[6])]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CARD_DEPENDENT, CpuKernels, CudaKernels
 from batchwright.estimation.tracing.torch_internals import OpOverload
 from batchwright.schemas.gpus import KernelProfile
@@ -30,10 +30,10 @@ class SharedBytes:
         others: those of the profiles that differ.
     """
 
-    nbytes: int | Bound
-    others: Mapping[Profile, int | Bound]
+    nbytes: BlockBytes
+    others: Mapping[Profile, BlockBytes]
 
-    def of(self, profile: Profile) -> int | Bound:
+    def of(self, profile: Profile) -> BlockBytes:
         """Return the bytes of a profile that shares the trace."""
         return self.others.get(profile, self.nbytes)
 
@@ -46,7 +46,7 @@ class _Kernels(Protocol):
     def persistent(self, func: OpOverload, args: Sequence[Any]) -> Sequence[tuple[str, int]]:
         """Return the workspaces of library handles that ``func`` creates and keeps: names and bytes."""
 
-    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[int | Bound]:
+    def temporary(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[BlockBytes]:
         """Return the workspaces that ``func`` holds while it runs, in bytes."""
 
     def error(self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class SharedKernels:
 
     def temporary(
         self, func: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]
-    ) -> Sequence[int | Bound | SharedBytes]:
+    ) -> Sequence[BlockBytes | SharedBytes]:
         """Return the workspaces that ``func`` holds while it runs, in bytes."""
         if func not in CARD_DEPENDENT:
             return self._kernels[self._leader].temporary(func, args, outputs)
@@ -133,10 +133,10 @@ class SharedKernels:
                 self.errors[profile] = max(self.errors[profile][0], fewer), max(self.errors[profile][1], more)
                 self._kept_errors[profile] = known if kept is None else known | {kept: error}
 
-    def _merged(self, found: Mapping[Profile, Sequence[int | Bound]]) -> list[Any]:
+    def _merged(self, found: Mapping[Profile, Sequence[BlockBytes]]) -> list[Any]:
         """Return the bytes of each workspace, for profiles that have equally many of them."""
         self.agreed(lambda profile: [bool(nbytes) for nbytes in found[profile]])  # one of no bytes is no block
-        merged: list[int | Bound | SharedBytes] = []
+        merged: list[BlockBytes | SharedBytes] = []
         for position, nbytes in enumerate(found[self._leader]):
             others = {profile: found[profile][position] for profile in self._followers}
             differing = {profile: other for profile, other in others.items() if other != nbytes}

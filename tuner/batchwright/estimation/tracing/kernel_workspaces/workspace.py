@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from batchwright.estimation.trace import Bound
+from batchwright.estimation.trace import BlockBytes
 from batchwright.schemas.gpus import KernelProfile
 
 INDEX_BYTES = 8
@@ -13,7 +13,7 @@ FLOAT_BYTES = 4
 IMAGE_DIMENSIONS = 4
 """Of a batch of images: samples, channels, height and width."""
 
-Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[int | Bound]]"
+Workspace: TypeAlias = "Callable[[Sequence[Any], Sequence[Tensor], KernelProfile], Sequence[BlockBytes]]"
 """Function from an operator's arguments and results to the bytes of the workspaces it holds while it runs."""
 
 
