@@ -157,7 +157,7 @@ def _optimizer(name: str, **values: object) -> Spec:
 
 def cases() -> list[Case]:
     """All workloads."""
-    return [row.case for row in (*_decoders(), *_encoders(), *_others(), *_variants())]
+    return [row.case for row in (*_decoders(), *_encoders(), *_families(), *_others(), *_variants())]
 
 
 def _decoders() -> Iterator[_Row]:
@@ -201,6 +201,19 @@ def _encoders() -> Iterator[_Row]:
     yield _Row("CLIP, bf16-mixed", kind, towers, 32, _HALF, {"card": "A100-40GB"})
 
 
+def _families() -> Iterator[_Row]:
+    """Two layers each of published families, with fewer tokens than the other workloads have."""
+    families = {
+        "masked-lm": ("albert", "megatron-bert", "modernbert", "mra", "longformer", "roformer", "mobilebert"),
+        "causal-lm": ("bloom", "phi3", "starcoder2", "biogpt", "gpt_bigcode", "falcon", "codegen"),
+    }
+    for task, model_types in families.items():
+        for model_type in model_types:
+            yield _Row(model_type, "families", _text(task, 128, model_type, num_hidden_layers=2), 4, _HALF, {})
+    for model_type in ("pvt_v2", "cvt", "focalnet"):
+        yield _Row(model_type, "families", _image(224, model_type), 4, _HALF, {})
+
+
 def _others() -> Iterator[_Row]:
     yield _Row("ResNet-18, fp32", "convolutions", RESNET, 32, {}, {"effective_batch_size": 1024})
     yield _Row("ResNet-18, bf16-mixed", "convolutions", RESNET, 64, _HALF, {"card": "A100-40GB"})
@@ -213,6 +226,8 @@ def _others() -> Iterator[_Row]:
     gru_spec = _own("gru", width=512, layers=2, length=128)
     yield _Row("GRU, fp32", "recurrent", gru_spec, 128, {}, {"card": "T4"})
     yield _Row("MLP, fp32", "linear layers", MLP, 4096)
+    wide = _reference("mlp", {}, input_features=256, hidden_features=768, hidden_layers=2)
+    yield _Row("MLP of 200,000 samples, fp32", "linear layers", wide, 200_000)
     yield _Row("MLP of rows, bf16-mixed", "linear layers", MLP_ROWS, 256, _HALF, {"card": "L4"})
 
 

@@ -131,6 +131,26 @@ def test_sums_of_rows_hold_partial_sums(rows: int, columns: int, nbytes: int, dt
     assert inside(aten.sum.dim_IntList, gradient, [0], kernels=MI250) == []
 
 
+@pytest.mark.parametrize(
+    ("shape", "dimension", "nbytes"),
+    [
+        ((4, 3136, 48), 1, 4_816_896),
+        ((16, 3136, 64), -2, 25_690_112),
+        ((8, 2, 5000, 32), 2, 20_709_376),
+        ((2, 5000, 4, 32), 1, 10_354_688),
+        ((3, 2000, 30), 1, 0),
+        ((600, 2048, 512), 1, 0),
+    ],
+)
+@pytest.mark.parametrize("operator", [aten.sum.dim_IntList, aten.mean.dim])
+def test_sums_over_a_dimension_between_others_hold_partial_sums(
+    shape: tuple[int, ...], dimension: int, nbytes: int, operator: Any
+) -> None:
+    """Sizes are those that torch 2.13 allocated on a virtual A10G, without the semaphores of a few bytes."""
+    values = torch.empty(shape, device="meta")
+    assert inside(operator, values, [dimension], kernels=CudaKernels(find_gpu("A10G").profile)) == [nbytes]
+
+
 def test_a_matrix_of_two_gibibytes_is_summed_in_halves() -> None:
     """As torch 2.13 did on a virtual A100, less the semaphores."""
     gradient = torch.empty(10**6, 768, device="meta")
@@ -159,7 +179,7 @@ def test_a_trace_takes_the_partial_sums_of_each_card(on_cuda: dict[str, list[Tra
     assert depends
     assert all(sized.at(4).sizes[block] == 0 < sized.at(4000).sizes[block] for block in depends)
     trace = on_cuda["tokens"][-1].changed(
-        {block: RowSums(rows=18_432, columns=64, element_bytes=4, threads=2048) for block in depends}
+        {block: RowSums(rows=18_432, columns=64, width=64, element_bytes=4, threads=2048) for block in depends}
     )
     small, large = trace.on_card(2048), trace.on_card(84 * 1536)
     for block, (least, most) in enumerate(zip(small.sizes, large.sizes, strict=True)):

@@ -109,33 +109,36 @@ class SumOfGrowths:
 
 @dataclass(frozen=True)
 class GrowthOfRowSums:
-    """Bytes of the partial sums of a matrix, whose rows grow with the size.
+    """Bytes of the partial sums of a sum over dimensions (``partial_sums_bytes``).
 
     Attributes:
-        rows: rows of the matrix.
-        columns: its columns.
+        rows: the elements of each sum.
+        columns: the sums.
+        width: the sums of neighbours.
         element_bytes: bytes of an element.
         threads: threads that the card runs at once.
     """
 
     rows: Polynomial | PiecewiseLinear
-    columns: int
+    columns: Polynomial | PiecewiseLinear
+    width: Polynomial | PiecewiseLinear
     element_bytes: int
     threads: int
 
     @property
     def deviation(self) -> int:
-        """Largest distance of the bytes of the matrix from a line."""
-        return self.rows.deviation * self.columns * self.element_bytes
+        """Sum of the deviations of rows and columns: they are small beside the bytes of all blocks."""
+        return self.rows.deviation + self.columns.deviation
 
     @property
     def is_proportional(self) -> bool:
-        """Whether the rows are constant or in proportion to the size."""
-        return self.rows.is_proportional
+        """Whether rows and columns are constant or in proportion to the size."""
+        return self.rows.is_proportional and self.columns.is_proportional
 
     def at(self, size: int) -> int:
         """Return the bytes at a size."""
-        return partial_sums_bytes(self.rows.at(size), self.columns, self.element_bytes, self.threads)
+        rows, columns, width = (growth.at(size) for growth in (self.rows, self.columns, self.width))
+        return partial_sums_bytes(rows, columns, width, self.element_bytes, self.threads)
 
 
 Growth: TypeAlias = Polynomial | PiecewiseLinear | SumOfGrowths | GrowthOfRowSums

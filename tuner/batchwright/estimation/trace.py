@@ -57,12 +57,14 @@ class Bound(Document):
 
 
 class RowSums(Document):
-    """The partial sums of the rows of a matrix, as many as the card's threads make (``partial_sums_bytes``)."""
+    """The partial sums of a sum over dimensions, as many as the card's threads make (``partial_sums_bytes``)."""
 
     rows: NonNegativeInt
-    """Rows of the matrix."""
+    """The elements of each sum."""
     columns: NonNegativeInt
-    """Columns of the matrix."""
+    """The sums."""
+    width: NonNegativeInt
+    """The sums of neighbours."""
     element_bytes: PositiveInt
     """Bytes of an element."""
     threads: NonNegativeInt
@@ -71,7 +73,7 @@ class RowSums(Document):
     @property
     def nbytes(self) -> int:
         """Bytes of the block."""
-        return partial_sums_bytes(self.rows, self.columns, self.element_bytes, self.threads)
+        return partial_sums_bytes(self.rows, self.columns, self.width, self.element_bytes, self.threads)
 
 
 BlockBytes: TypeAlias = int | Bound | RowSums
@@ -272,16 +274,18 @@ class _Points(NamedTuple):
 
 
 class _RowPoints(NamedTuple):
-    """The rows of a matrix in each trace, whose partial sums a block has."""
+    """The rows and columns in each trace of which a block has the partial sums."""
 
     rows: tuple[int, ...]
-    columns: int
+    columns: tuple[int, ...]
+    width: tuple[int, ...]
     element_bytes: int
     threads: int
 
     def growth(self, sizes: tuple[int, ...]) -> Growth:
         """Return the function from micro-batch size to bytes."""
-        return GrowthOfRowSums(growth_from_points(sizes, self.rows), self.columns, self.element_bytes, self.threads)
+        rows, columns, width = (growth_from_points(sizes, values) for values in (self.rows, self.columns, self.width))
+        return GrowthOfRowSums(rows, columns, width, self.element_bytes, self.threads)
 
 
 def _points_of(traces: Sequence[Trace], block: int) -> _Points | _RowPoints:
@@ -289,7 +293,8 @@ def _points_of(traces: Sequence[Trace], block: int) -> _Points | _RowPoints:
     bounds = [trace.bounds[block] for trace in traces if block in trace.bounds]
     sums = [bound for bound in bounds if isinstance(bound, RowSums)]
     if sums:
-        return _RowPoints(tuple(each.rows for each in sums), sums[0].columns, sums[0].element_bytes, sums[0].threads)
+        rows, columns, width = zip(*((each.rows, each.columns, each.width) for each in sums), strict=True)
+        return _RowPoints(rows, columns, width, sums[0].element_bytes, sums[0].threads)
     limited = [bound for bound in bounds if isinstance(bound, Bound)]
     beside = tuple(bound.beside_bytes for bound in limited)
     return _Points(

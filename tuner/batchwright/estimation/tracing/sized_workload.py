@@ -117,8 +117,6 @@ def _scaled(trace: Trace, size: int) -> Trace:
         bound = trace.bounds.get(block)
         if isinstance(bound, Bound):
             sizes[block] = min(sizes[block], bound.max_bytes + bound.beside_bytes * size // trace.micro_batch_size)
-        elif bound is not None:
-            sizes[block] = bound.model_copy(update={"rows": bound.rows * size // trace.micro_batch_size}).nbytes
     return trace.model_copy(
         update={
             "micro_batch_size": size,

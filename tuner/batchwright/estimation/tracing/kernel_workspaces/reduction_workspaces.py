@@ -1,6 +1,7 @@
 """Workspaces of sums, norms and losses, and of functions that are several kernels."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -38,25 +39,30 @@ def safe_softmax(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kernel
 
 def sum_of_values(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
     """Workspaces of sums: Booleans and small integers are converted to 64 bits first."""
-    del outputs
     values = args[0]
     if not values.dtype.is_floating_point:
         return [values.numel() * INDEX_BYTES] if values.element_size() < INDEX_BYTES else []
-    others = tuple(range(values.dim() - 1))
-    over_rows = len(args) > 1 and others and tuple(sorted(dim % values.dim() for dim in args[1] or ())) == others
-    return _sums_of_rows(values, profile) if over_rows and values.is_contiguous() else []
+    return partial_sums(args, outputs, profile)
 
 
-def _sums_of_rows(rows: Tensor, profile: KernelProfile) -> list[BlockBytes]:
-    """Workspace of ``Reduce.cuh`` where a bias' gradient is summed: each block of threads writes its partial sums."""
-    columns = rows.shape[-1]
-    if not columns or profile.kind == "rocm":  # where the kernel divides its work otherwise
+def partial_sums(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspace of ``Reduce.cuh`` for a sum or a mean over dimensions before the last one, as of a bias' gradient.
+
+    Each block of threads writes its partial sums. Sums over the last dimension are divided otherwise, and hold little.
+    """
+    del outputs
+    values = args[0]
+    summed = {dimension % max(1, values.dim()) for dimension in (args[1] if len(args) > 1 else ()) or ()}
+    is_divided_so = summed and max(summed) < values.dim() - 1 and values.is_contiguous() and values.numel()
+    if not is_divided_so or profile.kind == "rocm":  # where the kernel divides its work otherwise
         return []
+    rows = prod(values.shape[dimension] for dimension in summed)
     return [
         RowSums(
-            rows=rows.numel() // columns,
-            columns=columns,
-            element_bytes=rows.element_size(),
+            rows=rows,
+            columns=values.numel() // rows,
+            width=prod(values.shape[max(summed) + 1 :]),
+            element_bytes=values.element_size(),
             threads=profile.resident_threads or most_resident_threads(profile),
         )
     ]
