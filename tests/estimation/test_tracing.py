@@ -606,6 +606,14 @@ assert not wrong, wrong
     assert done.returncode == 0, done.stderr
 
 
+def test_a_module_may_be_cast_in_a_forward_pass() -> None:
+    """Parameters of the same type stay where they are."""
+    plain, cast = (
+        trace(python_spec(f"tests.support.traced_models:{name}"), 4, accumulates=True) for name in ("tokens", "casting")
+    )
+    assert (cast.sizes, most_bytes(cast)) == (plain.sizes, most_bytes(plain))
+
+
 def test_workloads_that_differ_between_sizes_are_scaled() -> None:
     """An estimate notes that traces at different sizes differ in more than sizes."""
     workload = SizedWorkload(TracedRuns(python_spec("tests.support.traced_models:conditional")), None)

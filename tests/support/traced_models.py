@@ -216,6 +216,16 @@ class Threaded(Tokens):
         return super().build_model()
 
 
+class Casting(Tokens):
+    """Casts a layer in each forward pass, as the routers of Switch Transformers do."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """The same."""
+        assert isinstance(model, Recurrent)
+        model.head = model.head.to(torch.float32)
+        return super().loss_terms(model, batch)
+
+
 class Homesick(Tokens):
     """Kills every process but the one that imported it."""
 
@@ -415,6 +425,11 @@ def unique() -> Tokens:
 def threaded() -> Threaded:
     """Starts threads."""
     return Threaded()
+
+
+def casting() -> Casting:
+    """Casts a layer."""
+    return Casting()
 
 
 def homesick() -> Homesick:

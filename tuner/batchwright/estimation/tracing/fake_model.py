@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ _INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", 
 
 def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
     """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
-    with _WithoutValues(), patch.object(nn.Module, "_apply", _apply_to_fakes):
+    with _WithoutValues():
         if not traits_of(device.type).is_gpu:
             return build_model(spec, workload, worst_case=True)
         with tracer.without_recording(), device:
@@ -115,7 +114,7 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     return copied
 
 
-def _apply_to_fakes(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
+def apply_to_fakes(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - as torch calls it
     """Replace ``nn.Module._apply``, which cannot swap fake tensors."""
     for child in module.children() if recurse else ():
         apply_to_all(child, change)

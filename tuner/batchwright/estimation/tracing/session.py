@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from batchwright.device_traits import traits_of
@@ -30,7 +30,7 @@ from batchwright.estimation.tracing.fake_device import (
     grouped_scans,
     without_dropout_in_attention,
 )
-from batchwright.estimation.tracing.fake_model import build_fake_model
+from batchwright.estimation.tracing.fake_model import apply_to_fakes, build_fake_model
 from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile, SharedKernels
 from batchwright.estimation.tracing.known_values import values_read_by_transformers
 from batchwright.estimation.tracing.other_loops import OtherLoop
@@ -305,6 +305,7 @@ class UpdateTrace:
             grouped_scans(tracer.recorder),
             self._emulated_cuda(),
             patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
+            patch.object(nn.Module, "_apply", apply_to_fakes),
             tracer.fakes,
             tracer,
             optimizer_gradients_labelled(tracer),
