@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from batchwright.estimation.trace import Bound
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels
 from batchwright.estimation.tracing.kernel_workspaces.library_calls import library_call
 from batchwright.estimation.tracing.torch_internals import OpOverload
@@ -62,7 +61,7 @@ class _Assumed(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's ty
         found = func(*args, **(kwargs or {}))
         outputs = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
         held = sum(
-            part.nbytes if isinstance(part, Bound) else part for part in self._kernels.temporary(func, args, outputs)
+            part if isinstance(part, int) else part.nbytes for part in self._kernels.temporary(func, args, outputs)
         )
         self.temporary_bytes = max(self.temporary_bytes, held)
         self.operators += [] if func.is_view else [str(func)]
