@@ -14,12 +14,12 @@ from batchwright.estimation.trace import Trace
 from batchwright.estimation.tracing.fake_device import operators_whole_on_cuda
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.torch_internals import operators_with_kernel
-from tests.estimation.test_families import FAMILIES, LLAMA, LORA
 from tests.estimation.test_tracing import KINDS, LAYERS
 from tests.support.factories import python_spec, transformers_spec
 from tests.support.paths import ROOT
 from tests.support.traced import traced_on_cuda
 from tests.virtual_gpu.conftest import StartHost
+from tests.workloads.test_families import FAMILIES, LLAMA, LORA
 
 pytestmark = [pytest.mark.virtual_gpu, pytest.mark.usefixtures("tracing")]
 
