@@ -220,7 +220,7 @@ class Casting(Tokens):
     """Casts a layer in each forward pass, as the routers of Switch Transformers do."""
 
     def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
-        """The same."""
+        """Cast the head, and return the loss of the others."""
         assert isinstance(model, Recurrent)
         model.head = model.head.to(torch.float32)
         return super().loss_terms(model, batch)

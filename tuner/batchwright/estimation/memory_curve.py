@@ -21,7 +21,7 @@ from batchwright.estimation.trace import Category, Trace
 _FIRST_STEP_BITS = 5
 """The first step of ``largest_fitting`` is the size shifted by as many bits: 3 %, as fragmentation takes."""
 Replayable: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]"
-"""What a replay depends on: a trace's events, the bytes of its blocks, and its blocks in parts."""
+"""The input of a replay: the events of a trace, the bytes of its blocks, and the blocks in parts."""
 LARGEST_SIZE = 2**22
 """Larger sizes are not examined: no effective batch is larger."""
 _SIGNIFICANT_BITS = 7

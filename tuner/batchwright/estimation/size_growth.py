@@ -132,7 +132,7 @@ class GrowthOfRowSums:
 
     @property
     def is_proportional(self) -> bool:
-        """Whether rows and columns are constant or in proportion to the size."""
+        """True if rows and columns are constant or in proportion to the size."""
         return self.rows.is_proportional and self.columns.is_proportional
 
     def at(self, size: int) -> int:

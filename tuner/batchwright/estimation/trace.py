@@ -274,7 +274,7 @@ class _Points(NamedTuple):
 
 
 class _RowPoints(NamedTuple):
-    """The rows and columns in each trace of which a block has the partial sums."""
+    """The shapes of a sum over dimensions in each trace, for a block of its partial sums."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]

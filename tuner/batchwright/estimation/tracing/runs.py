@@ -86,9 +86,9 @@ class TracedRuns:
                 return
             tasks = [partial(common.trace_updates, size, accumulates=accumulates) for size, accumulates in updates]
             found = run_in_forks(tasks, len(tasks))
-        runs = {each: run for each, run in zip(updates, found, strict=True) if run is not None}
-        for each, run in runs.items():
-            self._keep(each, run)
+        for each, run in zip(updates, found, strict=True):
+            if run is not None:
+                self._keep(each, run)
 
     def get(self, profile: Profile, size: int, *, accumulates: bool) -> Trace:
         """Return a trace, taken in this process unless it has been taken.
@@ -107,8 +107,10 @@ class TracedRuns:
         """Keep the traces of a run, and which profiles decided alike."""
         self.parameters = run.parameters
         self._traces |= {(profile, updates): trace for profile, trace in run.traces.items()}
-        for profile in run.traces:
-            self._alike[profile] = tuple(other for other in self._alike[profile] if other in run.traces)
+        self._alike = {
+            profile: tuple(other for other in alike if (other in run.traces) == (profile in run.traces))
+            for profile, alike in self._alike.items()
+        }
 
 
 def _thread_count() -> int:

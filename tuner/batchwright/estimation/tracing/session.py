@@ -283,16 +283,11 @@ class UpdateTrace:
         parameters = count_parameters(engine.model)
         found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
         copies = self._warms_up and isinstance(engine, UpdateEngine)
-        distinct: dict[tuple[object, ...], Trace] = {}
         traces = {}
         for profile in tracer.kernels.profiles:
-            changes = {block: nbytes.of(profile) for block, nbytes in tracer.recorder.differing.items()}
-            error = tracer.kernels.errors[profile]
-            key = (*changes.values(), *error)
-            if key not in distinct:
-                trace = found.changed(changes).model_copy(update={"workspace_error": error})
-                distinct[key] = trace.with_warm_up_update() if copies else trace
-            traces[profile] = distinct[key]
+            own = found.changed({block: nbytes.of(profile) for block, nbytes in tracer.recorder.differing.items()})
+            own = own.model_copy(update={"workspace_error": tracer.kernels.errors[profile]})
+            traces[profile] = own.with_warm_up_update() if copies else own
         return TracedRun(traces, parameters)
 
     @contextmanager

@@ -79,7 +79,7 @@ class SharedKernels:
 
     @property
     def has_miopen(self) -> bool:
-        """Whether MIOpen runs recurrent layers, in the place of cuDNN."""
+        """True if MIOpen runs recurrent layers instead of cuDNN."""
         return self.agreed(lambda profile: self._kernels[profile].has_miopen)
 
     def agreed(self, decide: Callable[[Any], _T]) -> _T:
