@@ -1,11 +1,16 @@
-"""Train for three updates by another framework's loop, and print the peaks: LOOP SPEC SIZE MICRO_BATCHES."""
+"""Train for three updates by another framework's loop, and print the peaks: LOOP SPEC SIZE MICRO_BATCHES.
+
+``torchrun`` starts it for several ranks.
+"""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from batchwright.schemas.workload import WorkloadSpec
@@ -16,13 +21,14 @@ UPDATES = 3
 _LIGHTNING = {"fp32": "32-true", "bf16-mixed": "bf16-mixed", "bf16": "bf16-true"}
 
 
-def hugging_face(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, micro_batches: int) -> None:
+def hugging_face(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, sizes: tuple[int, int]) -> None:
     """By transformers' ``Trainer``."""
     from transformers import Trainer, TrainingArguments
 
+    size, micro_batches = sizes
     arguments = TrainingArguments(
         output_dir="trainer",
-        per_device_train_batch_size=len(data) // micro_batches // UPDATES,
+        per_device_train_batch_size=size,
         gradient_accumulation_steps=micro_batches,
         max_steps=UPDATES,
         bf16=spec.precision == "bf16-mixed",
@@ -36,9 +42,11 @@ def hugging_face(model: nn.Module, data: list[dict[str, Tensor]], spec: Workload
     Trainer(model=model, args=arguments, train_dataset=data).train()
 
 
-def lightning(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, micro_batches: int) -> None:
+def lightning(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, sizes: tuple[int, int]) -> None:
     """By Lightning's automatic optimization."""
     from lightning import LightningModule, Trainer
+
+    size, micro_batches = sizes
 
     class Module(LightningModule):  # type: ignore[misc]
         """The model, with its own loss."""
@@ -68,14 +76,20 @@ def lightning(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpe
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(), _loader(data, micro_batches))
+    trainer.fit(Module(), _loader(data, size))
 
 
-def plain(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, micro_batches: int) -> None:
+def plain(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, sizes: tuple[int, int]) -> None:
     """By the loop of tutorials."""
+    size, micro_batches = sizes
+    if spec.parallelism.world_size > 1:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+        data = data[dist.get_rank() :: dist.get_world_size()]
+        model = nn.parallel.DistributedDataParallel(model.cuda())
     model.cuda()
     optimizer = build_optimizer(spec.optimizer, model)
-    for number, batch in enumerate(_loader(data, micro_batches)):
+    for number, batch in enumerate(_loader(data, size)):
         inputs = {name: values.cuda() for name, values in batch.items()}
         with torch.autocast("cuda", torch.bfloat16, enabled=spec.precision == "bf16-mixed"):
             outputs = model(**inputs)
@@ -88,24 +102,28 @@ def plain(model: nn.Module, data: list[dict[str, Tensor]], spec: WorkloadSpec, m
             optimizer.zero_grad()
 
 
-def _loader(data: list[dict[str, Tensor]], micro_batches: int) -> Any:
-    return torch.utils.data.DataLoader(data, batch_size=len(data) // micro_batches // UPDATES)  # type: ignore[arg-type]
+def _loader(data: list[dict[str, Tensor]], size: int) -> Any:
+    return torch.utils.data.DataLoader(data, batch_size=size)  # type: ignore[arg-type]
 
 
 def main(loop: str, path: str, size: str, micro_batches: str) -> None:
     """Make the samples of the spec's workload, train and print."""
     spec = WorkloadSpec.model_validate_json(Path(path).read_bytes())
     workload = build_workload(spec)
-    samples = int(size) * int(micro_batches) * UPDATES
+    sizes = int(size), int(micro_batches)
+    samples = sizes[0] * sizes[1] * UPDATES * spec.parallelism.world_size
     single = (workload.make_batch(1) for _ in range(samples))  # each with the padding of the worst case
     data = [{name: values[0] for name, values in batch.items()} for batch in single]
     run = {"hugging-face": hugging_face, "lightning": lightning, "plain": plain}[loop]
-    run(build_model(spec, workload), data, spec, int(micro_batches))
+    run(build_model(spec, workload), data, spec, sizes)
     peaks = {
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
     }
-    sys.stdout.write(f"\n{json.dumps(peaks)}\n")
+    if int(os.environ.get("RANK", "0")) == 0:
+        sys.stdout.write(f"\n{json.dumps(peaks)}\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

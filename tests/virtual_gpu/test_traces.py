@@ -148,8 +148,26 @@ SPECS: dict[str, tuple[WorkloadSpec, int]] = {
         ),
         3,
     ),
+    "gpt2 on two ranks": (
+        transformers_spec(
+            "causal-lm",
+            {"model_type": "gpt2", "n_layer": 4},
+            batch={"sequence_length": 512},
+            precision="bf16-mixed",
+            optimizer={"name": "adamw", "implementation": "foreach"},
+            parallelism={"world_size": 2},
+        ),
+        2,
+    ),
 }
 """Workloads with the micro-batches of an update."""
+LOOPS_OF_SPECS = [
+    (loop, name)
+    for name, (spec, _) in SPECS.items()
+    for loop in LOOPS
+    if loop != "lightning" or spec.parallelism.world_size == 1
+]
+"""What an estimate does not reject."""
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +183,8 @@ def estimated(tracing: None) -> dict[str, tuple[int, int]]:
             "compute_capability": [8, 6],
             "loop": loop,
         }
-        for name, (spec, micro_batches) in SPECS.items()
-        for loop in (*LOOPS, "batchwright")
+        for loop, name in (*LOOPS_OF_SPECS, *(("batchwright", name) for name in SPECS))
+        for spec, micro_batches in (SPECS[name],)
     ]
     found = {}
     for case, (trace,) in traced_on_cuda(cases).items():
@@ -175,8 +193,7 @@ def estimated(tracing: None) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "name"), LOOPS_OF_SPECS)
 def test_a_loop_takes_what_was_estimated(
     loop: str, name: str, estimated: dict[str, tuple[int, int]], start_host: StartHost
 ) -> None:
@@ -184,8 +201,11 @@ def test_a_loop_takes_what_was_estimated(
     if loop == "lightning" and importlib.util.find_spec("lightning") is None:
         pytest.skip("Lightning is not installed beside torch's CUDA build")
     spec, micro_batches = SPECS[name]
-    host = start_host("A10G")
-    ended = host.run("-m", "tests.virtual_gpu.loop_program", loop, host.written(spec), str(SIZE), str(micro_batches))
+    ranks = spec.parallelism.world_size
+    host = start_host(*["A10G"] * ranks)
+    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone") if ranks > 1 else ()
+    program = ("-m", "tests.virtual_gpu.loop_program", loop, host.written(spec), str(SIZE), str(micro_batches))
+    ended = host.run(*launcher, *program)
     assert ended.returncode == 0, ended.stderr
     peaks = json.loads(ended.stdout.splitlines()[-1])
     allocated, reserved = estimated[f"{name} by {loop}"]

@@ -55,8 +55,10 @@ class EstimateRequest(Document):
     @model_validator(mode="after")
     def _other_loops_have_what_is_traced(self) -> Self:
         spec = self.spec
+        has_ranks = spec.parallelism.world_size > 1
         missing = {
-            "parallelism": spec.parallelism.world_size > 1,
+            "parallelism": has_ranks and self.loop == "lightning",  # it builds DDP on a stream of its own
+            "parallelism.strategy: fsdp": has_ranks and spec.parallelism.strategy == "fsdp",
             "preference": spec.preference is not None,
             "ema_decay": spec.ema_decay is not None,
             "label_smoothing": spec.label_smoothing > 0.0,

@@ -1,10 +1,14 @@
 """The updates of other frameworks' training loops, of which an estimate traces the memory."""
 
 from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from batchwright.estimation.tracing.torch_internals import VERIFY_SHAPES
 from batchwright.schemas.estimates import Loop
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.training.micro_batches.nested_batches import to_device
@@ -26,6 +30,9 @@ class OtherLoop:
       an update, not before it.
     * ``plain``: the loop of tutorials. Its variable ``outputs`` keeps the logits over the backward pass and until the
       next forward pass has ended.
+
+    Over several ranks, they have torch's ``DistributedDataParallel``, whose buckets are a copy of all gradients.
+    Lightning builds it on a stream of its own, whose memory the allocator keeps apart: that is not traced.
 
     Args:
         loop: whose loop.
@@ -49,6 +56,8 @@ class OtherLoop:
         self._outputs: object = None
         if loop == "hugging-face" and isinstance(spec.model, TransformersModel):
             model.config.use_cache = False  # type: ignore[union-attr] # a config of transformers
+        self.buckets: list[Tensor] = []
+        self._replica = _distributed(model, self.buckets) if spec.parallelism.world_size > 1 else model
 
     def update(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Make one optimizer update over ``micro_batches``."""
@@ -68,12 +77,50 @@ class OtherLoop:
     def _loss(self, batch: Batch) -> Tensor:
         with autocast(self._spec, self._device):
             if not isinstance(self._spec.model, TransformersModel) or "labels" not in batch:
-                terms = self._workload.loss_terms(self.model, batch)
+                terms = self._workload.loss_terms(self._replica, batch)
                 return sum((total / weight for total, weight in terms.values()), torch.zeros((), device=self._device))
-            outputs = self.model(**batch)
+            outputs = self._replica(**batch)
         if self._loop == "hugging-face" and self._spec.precision.endswith("-mixed"):
             outputs.logits = outputs.logits.float()
         if self._loop == "plain":
             self._outputs = outputs
         loss: Tensor = outputs.loss
         return loss
+
+
+def _distributed(model: nn.Module, buckets: list[Tensor]) -> nn.Module:
+    """Wrap a model of fake tensors for the ranks of the fake process group, and collect what its buckets hold.
+
+    DDP arranges its buckets anew after the first update, in the order in which gradients were ready. Here it keeps the
+    first ones, of the same sizes together, because its C++ code would read values.
+    """
+    with patch(VERIFY_SHAPES):
+        wrapped: Any = DistributedDataParallel(model)
+    wrapped.register_comm_hook(buckets, _reduced_alone)
+    wrapped.reducer = _FakeReducer(wrapped.reducer)
+    replica: nn.Module = wrapped
+    return replica
+
+
+def _reduced_alone(buckets: list[Tensor], bucket: Any) -> torch.futures.Future[Tensor]:  # noqa: ANN401 - of C++
+    """Reduce a bucket over ranks that do not exist: it stays as it is."""
+    buckets.append(bucket.buffer())
+    reduced: torch.futures.Future[Tensor] = torch.futures.Future()
+    reduced.set_result(bucket.buffer())
+    return reduced
+
+
+class _FakeReducer:
+    """A reducer of DDP without what its C++ code does with values and clocks."""
+
+    def __init__(self, reducer: Any) -> None:  # noqa: ANN401 - a class of C++
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as above
+        return getattr(self._reducer, name)
+
+    def prepare_for_forward(self) -> None:
+        """Count no iteration: the first ten are timed by events of CUDA."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False

@@ -174,7 +174,11 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     ranks = spec.parallelism.world_size
     sharded = shards and ranks > 1 and spec.parallelism.strategy == "fsdp"
     emulation = partial(_emulated_cuda, shim, tracer) if is_gpu else nullcontext
-    with _fake_process_group(ranks, tracer) if sharded else nullcontext():
+    with ExitStack() as stack:
+        if sharded or (ranks > 1 and loop != "batchwright"):
+            stack.enter_context(_fake_process_group(ranks))
+        if sharded:
+            stack.enter_context(_recorded_shards(tracer))
         yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up, loop=loop)
 
 
@@ -336,8 +340,18 @@ def _emulated_cuda(shim: Shim | None, tracer: Tracer) -> Iterator[None]:
 
 
 @contextmanager
-def _fake_process_group(ranks: int, tracer: Tracer) -> Iterator[None]:
-    """Install a fake process group, so that FSDP's collectives allocate memory but do not communicate."""
+def _fake_process_group(ranks: int) -> Iterator[None]:
+    """Install a fake process group, so that collectives allocate memory but do not communicate."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _recorded_shards(tracer: Tracer) -> Iterator[None]:
+    """Record the storages that FSDP resizes without an operator."""
     tracer.notes.add("FSDP's streams are estimated as one stream: in a run the allocator separates blocks by stream")
     propagate = getattr(ShardingPropagator, PROPAGATE)
 
@@ -345,16 +359,12 @@ def _fake_process_group(ranks: int, tracer: Tracer) -> Iterator[None]:
         with tracer.without_recording():
             return propagate(*args, **kwargs)
 
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(patch.object(ShardingPropagator, PROPAGATE, propagate_unrecorded))
-            for module in (fsdp_param, fsdp_param_group):  # FSDP resizes storages without an operator
-                stack.enter_context(patch.object(module, "alloc_storage", tracer.recorder.resize_to_shape))
-            stack.enter_context(patch.object(fsdp_param, "free_storage", tracer.recorder.empty))
-            yield
-    finally:
-        dist.destroy_process_group()
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(ShardingPropagator, PROPAGATE, propagate_unrecorded))
+        for module in (fsdp_param, fsdp_param_group):
+            stack.enter_context(patch.object(module, "alloc_storage", tracer.recorder.resize_to_shape))
+        stack.enter_context(patch.object(fsdp_param, "free_storage", tracer.recorder.empty))
+        yield
 
 
 @contextmanager
@@ -436,7 +446,10 @@ def label_live_blocks(tracer: Tracer, engine: UpdateEngine | OtherLoop) -> None:
         (Category.PARAMETERS, [*engine.model.parameters(), *engine.model.buffers()]),
         (Category.OPTIMIZER_STATE, [value for state in engine.optimizer.state.values() for value in state.values()]),
         (Category.OPTIMIZER_STATE, engine.averages),
-        (Category.GRADIENTS, engine.accumulation.gradients.buffers if isinstance(engine, UpdateEngine) else []),
+        (
+            Category.GRADIENTS,
+            engine.accumulation.gradients.buffers if isinstance(engine, UpdateEngine) else engine.buckets,
+        ),
     ]
     for category, tensors in persistent:
         for tensor in tensors:

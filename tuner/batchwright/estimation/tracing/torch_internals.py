@@ -39,6 +39,9 @@ fsdp_param, fsdp_param_group = _fsdp_param, _fsdp_param_group
 PROPAGATE = "_propagate_tensor_meta_non_cached"
 """The method of ``ShardingPropagator`` that runs an operator; its public methods cache, and so do not always run it."""
 
+VERIFY_SHAPES = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
+"""The function by which DDP compares shapes over ranks, reading values; nothing public leaves out that alone."""
+
 backward_task: Callable[[], int] = torch._C._current_graph_task_id  # noqa: SLF001
 """The number of the backward pass that runs on this thread, or -1; autograd has no public function for it."""
 
