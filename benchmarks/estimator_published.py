@@ -40,7 +40,7 @@ _SMALLEST_PROCESS_MIB = 1443
 _TIMEOUT_SECONDS = 600
 Row = dict[str, Any]
 Figure = Literal["allocated", "reserved", "device"]
-Family = Literal["transformer", "convolutional"]
+Family = Literal["transformer", "convolutional", "compiled"]
 
 SOURCES = {
     "transformers documentation": (
@@ -173,6 +173,30 @@ def _llms_from_scratch() -> Iterator[Published]:
         )
 
 
+def _compiled_llms_from_scratch() -> Iterator[Published]:
+    for name, gibibytes, size, vocabulary in (
+        ("50,257 tokens", 6.1875, 8, 50257),
+        ("50,304 tokens", 5.8906, 8, 50304),
+        ("50,304 tokens", 22.5078, 32, 50304),
+    ):
+        yield Published(
+            source="LLMs-from-scratch",
+            name=f"GPT-2 124M, bf16, FlashAttention, {name}",
+            family="compiled",
+            figure="reserved",
+            measured_bytes=round(gibibytes * GIB),
+            card="A100-40GB",
+            size=size,
+            model=_target("gpt", native=True, flash=True, vocabulary=vocabulary),
+            settings={
+                "precision": "bf16",
+                "optimizer": {"name": "adamw", "implementation": "fused"},
+                "compile": True,
+            },
+            loop="plain",
+        )
+
+
 def _gpumemnet() -> Iterator[Published]:
     for target, name, by_size in (
         ("vgg16", "VGG16", {32: 8222, 64: 13642, 128: 24408}),
@@ -241,6 +265,7 @@ def published() -> tuple[Published, ...]:
         *_transformers_documentation(),
         *_pytorch_memory_optim(),
         *_llms_from_scratch(),
+        *_compiled_llms_from_scratch(),
         *_gpumemnet(),
         *_optimum_benchmark(),
     )

@@ -306,10 +306,10 @@ class _GptBlock(nn.Module):
 
 
 class _Gpt(nn.Module):
-    def __init__(self, *, native: bool, flash: bool) -> None:
+    def __init__(self, vocabulary: int, *, native: bool, flash: bool) -> None:
         super().__init__()
         norm = nn.LayerNorm if native else _PlainNorm
-        self.tokens, self.positions = nn.Embedding(50257, 768), nn.Embedding(1024, 768)
+        self.tokens, self.positions = nn.Embedding(vocabulary, 768), nn.Embedding(1024, 768)
         self.dropout = nn.Dropout(0.1)
         self.blocks = nn.Sequential(
             *(
@@ -321,7 +321,7 @@ class _Gpt(nn.Module):
                 for _ in range(12)
             )
         )
-        self.norm, self.head = norm(768), nn.Linear(768, 50257, bias=False)
+        self.norm, self.head = norm(768), nn.Linear(768, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -329,11 +329,12 @@ class _Gpt(nn.Module):
         return logits
 
 
-def gpt(*, native: bool = False, flash: bool = False) -> Workload:
+def gpt(*, native: bool = False, flash: bool = False, vocabulary: int = 50257) -> Workload:
     """GPT-2 124M of the book.
 
     Args:
         native: torch's layer norm and GELU instead of the book's.
         flash: torch's attention instead of the book's.
+        vocabulary: rows of the embedding, of which the first 50,257 are tokens.
     """
-    return NextTokens(lambda: _Gpt(native=native, flash=flash))
+    return NextTokens(lambda: _Gpt(vocabulary, native=native, flash=flash))

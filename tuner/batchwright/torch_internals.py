@@ -97,6 +97,16 @@ def fake_store() -> Any:  # noqa: ANN401 - a class of torch's own tests
     return FakeStore()
 
 
+def never_compile(function: Callable[..., object]) -> None:
+    """Keep a function, and all that it calls, out of ``torch.compile``.
+
+    The public ``torch.compiler.disable`` imports the compiler, which takes seconds and memory in each process.
+    """
+    frames = torch._C._dynamo.eval_frame  # noqa: SLF001
+    skip = frames._FrameAction.SKIP  # noqa: SLF001
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # noqa: SLF001
+
+
 def apply_to_own(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Replace a module's own tensors, as ``Module.to`` does: that public method visits the modules inside as well."""
     module._apply(change, recurse=False)  # type: ignore[no-untyped-call] # noqa: SLF001

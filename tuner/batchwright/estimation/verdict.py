@@ -17,7 +17,7 @@ The error of an estimate (``_error_shares``) is the sum of these parts:
   Where workspaces were measured on a card of the compute capability, it is widened by the range that they had.
 * The reserve space of recurrent layers with cuDNN, of which one report is known (``recurrent_workspaces``): half of it
   downwards, and as much again upwards.
-* ``torch.compile``, which takes 0.9 to 1.0 of the memory that was traced without it.
+* ``torch.compile``, which takes 0.8 to 1.14 of the memory that was traced without it.
 * The training loops of others. With their first optimizer steps emulated, one card's figure was off by 1.9 %.
 * Assumptions for cases that were not measured: ROCm, a GPU of which only the memory is known, and operations that a
   trace could not follow.
@@ -61,8 +61,9 @@ _METHOD_ERROR = (5 * _PERCENT, 7 * _PERCENT)
 _CPU_DECISIONS_ERROR = (18 * _PERCENT, 14 * _PERCENT)
 """A figure 21 % too high must be lowered by 18 %; one 12 % too low must be raised by 14 %."""
 _NOT_TRACED_ERROR = (4 * _PERCENT, 4 * _PERCENT)
-_COMPILED_ERROR = (10 * _PERCENT, 0 * _PERCENT)
-"""Compiled models took 0.90 to 1.0 of the memory of the same models without ``torch.compile``."""
+_COMPILED_ERROR = (20 * _PERCENT, 14 * _PERCENT)
+"""On virtual cards, compiled models reserved 0.80 to 1.14 of the memory of the same models without ``torch.compile``
+(benchmarks/compiled_models.py)."""
 _OTHER_LOOP_ERROR = (2 * _PERCENT, 2 * _PERCENT)
 _INEXACT_SIZES_ERROR = (20 * _PERCENT, 20 * _PERCENT)
 _OTHER_KERNELS_ERROR = (4 * _PERCENT, 4 * _PERCENT)

@@ -173,6 +173,7 @@ class VirtualGpuSession:
             COMPUTE_LIMIT_VARIABLE: str(self._compute_limit_bytes),
             "LD_PRELOAD": _joined(*map(str, self._libraries), os.environ.get("LD_PRELOAD")),
             "PYTHONPATH": _joined(str(Path(startup.__file__).parent), os.environ.get("PYTHONPATH")),
+            "TRITON_LIBCUDA_PATH": str(self._libraries[0].parent),
         }
 
     def used_bytes(self, gpu: int = 0) -> int:

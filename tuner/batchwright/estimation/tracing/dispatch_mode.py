@@ -147,8 +147,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return False  # transformers turns cuDNN off, and cuDNN takes no labels of 64 bits
         if isinstance(func, HigherOrderOperator):
             raise EstimateError(
-                f"the workload calls {func}, which torch compiles into a kernel of its own: it can be measured, not "
-                "estimated"
+                f"the workload calls {func}, which torch compiles into a kernel of its own: it can be measured, "
+                "or run on a virtual card (`batchwright estimate --engine virtual`), not traced"
             )
         self._label_activations()
         if func is not _LIFT_FRESH:

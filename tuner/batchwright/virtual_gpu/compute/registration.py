@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from batchwright.torch_internals import operators_with_kernel, schema_of
+from batchwright.torch_internals import never_compile, operators_with_kernel, schema_of
 from batchwright.virtual_gpu.compute.kernels import ComputedKernel, DynamicKernel, key_of
 from batchwright.virtual_gpu.uncomputed import UncomputedLog
 
@@ -74,6 +74,8 @@ def register(limit_bytes: int, log: UncomputedLog) -> None:
         limit_bytes: the largest tensor of an operator that is computed.
         log: where operators that are left out are counted.
     """
+    never_compile(ComputedKernel.__call__)
+    never_compile(DynamicKernel.__call__)
     library = torch.library.Library("aten", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")

@@ -270,6 +270,7 @@ CUresult load(CUmodule *module) {
 }
 }  // namespace
 
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *) { return load(module); }
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *) { return load(module); }
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *, unsigned, CUjit_option *, void **) {
   return load(module);
