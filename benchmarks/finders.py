@@ -8,13 +8,15 @@ between the measured peaks of two sizes, and a share of the card on CUDA. The tr
 with a fresh process per size, and then by a scan of every size from ``--around`` below to as many above, ``--repeats``
 times each: the largest that always fits, and the largest that ever did, where the two differ. It is taken from an
 earlier run, ``--truth``, while nothing has changed that it depends on. Then every finder runs in a process of its own,
-in an order drawn anew per workload: ours as one command and as a running service runs it (finders_ours.py), the peers
-as their users run them (finders_peers.py), under the same budget and with the same allocator's settings.
+in an order drawn anew per workload: ours as one command, with ``--quick``, and as a running service runs it
+(finders_ours.py), the peers as their users run them (finders_peers.py), under the same budget and with the same
+allocator's settings.
 
 Seconds are of the whole process, imports included (with ours as a command, the start of its fork server). An answer
 "fits" when a probe of ours in a fresh process, two updates of two micro-batches, runs at that size; where it does not,
 the same in plain torch is tried, without our engine. Our answer is the largest size that was proven, in such updates.
-Our plan may have to be smaller, as its last micro-batch may differ from the others: ``plan`` is its largest one.
+Our plan may have to be smaller, as its last micro-batch may differ from the others: ``plan`` is its largest one. With
+``--quick`` the answer is that of the one plan that runs, which an estimate is sure of: no larger size is tried.
 """
 
 import argparse
@@ -52,8 +54,8 @@ from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.results import DeviceInfo, Outcome, ProbeResult
 
-OURS, SERVED = "Batchwright", "Batchwright, served"
-WAYS = {OURS: "command", SERVED: "served"}
+OURS, ONE_PLAN, SERVED = "Batchwright", "Batchwright, --quick", "Batchwright, served"
+WAYS = {OURS: "command", ONE_PLAN: "quick", SERVED: "served"}
 QUICK = ("LSTM", "ResNet-50")
 TIMEOUT_SECONDS = 600.0
 _PLANNING_CODE = ("planning/session.py", "planning/accumulation.py")
@@ -292,7 +294,7 @@ def summary(workloads: Iterable[Row]) -> Row:
             way: sum(finders[way]["seconds"] < peer["seconds"] for finders, peer in near) for way in WAYS
         },
         "seconds": {name: round(sum(finders[name]["seconds"] for finders in rows), 1) for name in (*WAYS, *peers)},
-        "peers": {name: _peer_summary([finders[name] for finders in rows]) for name in peers},
+        "others": {name: _answers([finders[name] for finders in rows]) for name in (ONE_PLAN, *peers)},
     }
 
 
@@ -300,7 +302,7 @@ def _is_near(it: Row) -> bool:
     return it["share"] is not None and it["share"] >= NEAR
 
 
-def _peer_summary(rows: list[Row]) -> Row:
+def _answers(rows: list[Row]) -> Row:
     shares = [it["share"] for it in rows if it["share"] is not None]
     return {
         "answers": len(shares),
@@ -319,9 +321,10 @@ def show_summary(found: Row) -> None:
     near = f"{found['near_peers']} answers of peers are within {1 - NEAR:.0%} of the maximum"
     print(f"\n{OURS}: exact on {found['exact']} of {found['workloads']}; {medians}.")
     print(f"{near}; {found['near_peers_that_fit']}")
-    print(f"of them fit. Our command is faster than {faster[OURS]} of them, a running service than {faster[SERVED]}.\n")
+    print(f"of them fit. Our command is faster than {faster[OURS]} of them (with --quick than {faster[ONE_PLAN]}), a")
+    print(f"running service than {faster[SERVED]}.\n")
     print_head("finder", "answers", "exact", "median share", "too large", "median probes", "median OOMs")
-    for name, it in found["peers"].items():
+    for name, it in found["others"].items():
         share = "-" if it["median_share"] is None else f"{it['median_share']:.1%}"
         medians_of_peer = (f"{it['median_probes']:g}", f"{it['median_ooms']:g}")
         print_row(name, it["answers"], it["exact"], share, it["too_large"], *medians_of_peer)

@@ -1,7 +1,7 @@
-"""Ours: python benchmarks/finders_ours.py command|served REQUEST.json DIARY. Started by finders.py. No torch.
+"""Ours: python benchmarks/finders_ours.py command|quick|served REQUEST.json DIARY. Started by finders.py. No torch.
 
-As one command it is ``batchwright tune``, with all that it imports. Served, the fork server runs already, with what the
-workload needs imported, as in a service's worker that had such a model before.
+As one command it is ``batchwright tune``, with all that it imports, and ``quick`` is that with ``--quick``. Served, the
+fork server runs already, with what the workload needs imported, as in a service's worker that had such a model before.
 """
 
 import json
@@ -16,8 +16,8 @@ from finders_trials import OUTCOMES, Diary
 from batchwright.cli.main import main as batchwright
 
 
-def command(request_path: Path, diary: Diary) -> dict[str, Any]:
-    """``batchwright tune``, its words told by the request.
+def command(request_path: Path, diary: Diary, *flags: str) -> dict[str, Any]:
+    """``batchwright tune``, its words told by the request, with these flags.
 
     Raises:
         FileNotFoundError: when it gave no answer; it has said why.
@@ -30,11 +30,20 @@ def command(request_path: Path, diary: Diary) -> dict[str, Any]:
     given["memory_limit"] = request["memory_limit_bytes"]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     options += ["--allow-batch-coupling"] if request["allow_batch_coupling"] else []
-    sys.argv = ["batchwright", "tune", str(spec), *options, "--output", str(answer)]
+    sys.argv = ["batchwright", "tune", str(spec), *options, *flags, "--output", str(answer)]
     with suppress(SystemExit):
         batchwright()
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
+
+
+def quick(request_path: Path, diary: Diary) -> dict[str, Any]:
+    """``batchwright tune --quick``: one plan that the estimate is sure of.
+
+    Raises:
+        FileNotFoundError: when it gave no answer; it has said why.
+    """
+    return command(request_path, diary, "--quick")
 
 
 def served(request_path: Path, diary: Diary) -> dict[str, Any]:
@@ -66,7 +75,7 @@ def served(request_path: Path, diary: Diary) -> dict[str, Any]:
     return found.model_dump(mode="json")
 
 
-WAYS = {"command": command, "served": served}
+WAYS = {"command": command, "quick": quick, "served": served}
 
 
 def main(way: str, request_path: Path, diary: Diary) -> None:
