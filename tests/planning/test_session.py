@@ -504,13 +504,19 @@ def test_the_plan_of_a_quick_tuning_may_be_beside_its_grid_after_a_restart() -> 
     assert again.next_probe() is None
 
 
-def test_a_quick_tuning_goes_on_after_an_oom() -> None:
-    """A plan that the estimate was wrong of is followed by a smaller one; where not even one sample fits, none fits."""
-    found = finish(quick_tuning(100), largest=7)
-    sizes = [probe.micro_batch_size for probe in found.evidence.probes]
-    assert sizes == sorted(sizes, reverse=True)
-    assert 1 <= max(plan_of(found).micro_batch_sizes[0]) <= 7
+@pytest.mark.parametrize("largest", [1, 3, 7, 13, 20, 29])
+def test_a_quick_tuning_goes_on_after_an_oom(largest: int) -> None:
+    """A plan that the estimate was wrong of is followed by others, until one fits that is not much smaller."""
+    found = finish(quick_tuning(100), largest=largest)
+    probes = found.evidence.probes
+    failed = min(probe.micro_batch_size for probe in probes if probe.outcome is Outcome.OOM)
+    assert failed / 2 <= max(plan_of(found).micro_batch_sizes[0]) <= largest
+    assert len(probes) <= (4 if largest >= 13 else 7)
     assert found.evidence.proof.stopped_by == "quick" or found.evidence.proof.shows_larger_fail
+
+
+def test_a_quick_tuning_of_which_not_even_a_sample_fits_is_not_feasible() -> None:
+    """As the whole one."""
     assert not finish(quick_tuning(100), largest=0).feasible
 
 

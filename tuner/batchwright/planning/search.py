@@ -312,10 +312,24 @@ class MicroBatchSearch:
             return bracketed.nearest_to(PARAMETERS.first_fit_probability)
         return bracketed.fewest_probes(PARAMETERS.first_fit_probability)
 
+    @property
+    def fits_far_below_failure(self) -> bool:
+        """Whether the largest fit is less than half of the smallest size that does not fit."""
+        bracket = self._bracket
+        return bracket.failed and bracket.low > 0 and 2 * self.space.size(bracket.low) < self.space.size(bracket.high)
+
     def surest_size(self) -> int | None:
-        """The largest size that an estimate is sure of; none without one, and after the end of the search."""
+        """The largest size that an estimate is sure of; none without one, and after the end of the search.
+
+        Once a size far below one that ran out of memory fits, its peak tells the next one, and then halving.
+        """
         bracket, estimate, limit = self._bracket, self.space.expected, self.space.limit_bytes
-        if estimate is None or limit is None or self.verdict is not None:
+        if limit is None or self.verdict is not None:
+            return None
+        if self.fits_far_below_failure:
+            is_new = len(self._failures) == 1  # the measurements have not been wrong yet
+            return self.space.size(self._index_by_measurements(bracket) if is_new else bracket.middle)
+        if estimate is None:
             return None
         if self._is_closed:  # at a fit of one update
             return self.ask()

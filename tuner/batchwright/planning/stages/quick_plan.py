@@ -10,34 +10,41 @@ from batchwright.schemas.results import Outcome, ProbeResult
 
 
 class QuickPlan(SizeSearch):
-    """Run the plan that the estimate is sure of, or a smaller one after an OOM.
+    """Run the plan that the estimate is sure of; after an OOM, until one fits that is at least half as large.
 
     Without an estimate, and after a plan that failed by an error, search.
     """
 
     @override
     def ask(self, course: Course) -> ProbeRequest | None:
-        has_error = any(probe.runs_plan and probe.outcome is Outcome.ERROR for probe in course.probes)
-        if course.search.space.expected is None or has_error:  # the estimate would lead to the same plan again
+        search, share = course.search, course.conditions.share
+        plans = [probe for probe in course.probes if probe.runs_plan]
+        has_error = any(probe.outcome is Outcome.ERROR for probe in plans)  # the estimate would lead to the same again
+        goes_on = search.fits_far_below_failure and bool(plans)  # also after a restart, which has no estimate
+        if has_error or not (goes_on or search.space.expected):
             return super().ask(course)
-        size = None if course.is_confirmed else course.search.surest_size()
+        size = None if course.is_confirmed else search.surest_size()
         if size is None:
             return None
-        share = course.conditions.share
         balanced = plan_size(share, steps_of(share, size))
-        if balanced not in course.search.space:  # its run would prove no size that is searched
+        if any(probe.micro_batch_size == balanced and probe.outcome is Outcome.FIT for probe in course.probes):
+            search.stopped_by = "quick"  # a larger size would have no fewer steps
+            return None
+        if balanced not in search.space:  # its run would prove no size that is searched
             return course.conditions.probe(size)
         return course.conditions.probe(balanced, runs_plan=True)
 
     @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
-        is_sure = result.runs_plan or course.search.space.expected is not None  # a restart has no estimate
+        ran_plan = any(probe.runs_plan for probe in (*course.probes, result))
+        is_sure = ran_plan or course.search.space.expected is not None  # a restart has no estimate
         if course.proof is not None or not is_sure:
             return super().tell(course, result)
         if result.runs_plan and result.micro_batch_size not in course.search.space:  # by PlanRun, before a restart
             course.search.stopped_by = "quick"
             return True
         course.search.tell(result)
-        if result.outcome is Outcome.FIT and not course.is_confirmed_by(result):
+        is_far = course.search.fits_far_below_failure
+        if result.outcome is Outcome.FIT and not is_far and not course.is_confirmed_by(result):
             course.search.stopped_by = "quick"
         return True
