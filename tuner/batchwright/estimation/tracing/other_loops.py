@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined] # DDP takes no other annotation of its hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from batchwright.estimation.tracing.torch_internals import VERIFY_SHAPES
@@ -102,7 +103,7 @@ def _distributed(model: nn.Module, buckets: list[Tensor]) -> nn.Module:
     return replica
 
 
-def _reduced_alone(buckets: list[Tensor], bucket: Any) -> torch.futures.Future[Tensor]:  # noqa: ANN401 - of C++
+def _reduced_alone(buckets: list[Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Reduce a bucket over ranks that do not exist: it stays as it is."""
     buckets.append(bucket.buffer())
     reduced: torch.futures.Future[Tensor] = torch.futures.Future()
