@@ -504,6 +504,15 @@ def test_the_plan_of_a_quick_tuning_may_be_beside_its_grid_after_a_restart() -> 
     assert again.next_probe() is None
 
 
+def test_the_baseline_of_a_quick_tuning_may_be_beside_its_grid_after_a_restart() -> None:
+    """A plan of equal micro-batches does not show that a plan ran."""
+    baseline = {"micro_batch_size": 7}
+    again = tuning(tuning_request(effective_batch_size=64, quick=True, granularity=8, baseline=baseline))
+    again.record(probe_result(8))
+    again.record(probe_result(7))
+    assert finish(again, largest=8).largest_micro_batch_size == 8
+
+
 @pytest.mark.parametrize("largest", [1, 3, 7, 13, 20, 29])
 def test_a_quick_tuning_goes_on_after_an_oom(largest: int) -> None:
     """A plan that the estimate was wrong of is followed by others, until one fits that is not much smaller."""
@@ -532,16 +541,27 @@ def test_a_quick_tuning_whose_estimate_was_late_ends_after_an_error_of_its_plan(
     assert finish(course, largest=40).feasible
 
 
-def test_a_quick_tuning_makes_two_updates_of_a_size_that_one_update_closed_in() -> None:
-    """The search without an estimate left no size between 40, which made one update, and 41."""
-    course = tuning(tuning_request(effective_batch_size=100, quick=True, **LIMIT))
-    course.record(probe_result(40, brackets=True))
-    course.record(probe_result(41, Outcome.OOM))
+@pytest.mark.parametrize(("batch", "held"), [(100, 40), (80, 40), (100, 1)])
+def test_a_quick_tuning_makes_two_updates_of_a_size_that_one_update_closed_in(batch: int, held: int) -> None:
+    """The search without an estimate left no size between the one that made one update and the next."""
+    course = tuning(tuning_request(effective_batch_size=batch, quick=True, **LIMIT))
+    course.record(probe_result(held, brackets=True))
+    course.record(probe_result(held + 1, Outcome.OOM))
     course.start_from_estimate(expected_line())
-    probe = course.next_probe()
-    assert probe is not None
-    assert probe.micro_batch_size <= 40
-    assert not probe.brackets
+    found = finish(course, largest=held)
+    assert len(found.evidence.probes) == 3
+    assert not found.evidence.probes[-1].brackets
+    assert found.largest_micro_batch_size == found.evidence.probes[-1].micro_batch_size <= held
+
+
+def test_a_quick_tuning_repeats_no_plan_of_equal_micro_batches_that_failed() -> None:
+    """An estimate would lead to it again: sizes are probed instead."""
+    course = quick_tuning(80)
+    plan = course.next_probe()
+    assert plan is not None
+    course.record(probe_result(plan.micro_batch_size, Outcome.ERROR))
+    again = course.next_probe()
+    assert again is None or again.micro_batch_size != plan.micro_batch_size
 
 
 def test_a_quick_tuning_without_an_estimate_is_a_whole_one() -> None:

@@ -177,12 +177,13 @@ class MicroBatchSearch:
         if self._failure is not None:
             return self._failure
         proven = [index for index, fit in self._fits.items() if index < self._bracket.high and not fit.brackets]
-        if not self._is_closed and self.stopped_by and proven:
+        is_open = not self._is_closed or (self._bracket.low in self._fits and self._bracket.low not in proven)
+        if is_open and self.stopped_by and proven:
             fits = self.space.size(max(proven))
             early = "" if self.stopped_by == "quick" else "the tuning was stopped before "
             statement = f"{fits} fits, and {early}larger sizes were {'' if early else 'not '}tried."
             return Proof(fits=fits, stopped_by=self.stopped_by, statement=statement)
-        if not self._is_closed or (self._bracket.low in self._fits and self._bracket.low not in proven):
+        if is_open:
             return None
         if self._failed_at_one is not None and not self._fits:
             failure = _failure(self._failed_at_one)

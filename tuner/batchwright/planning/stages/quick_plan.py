@@ -18,17 +18,19 @@ class QuickPlan(SizeSearch):
     @override
     def ask(self, course: Course) -> ProbeRequest | None:
         search, share = course.search, course.conditions.share
-        plans = [probe for probe in course.probes if probe.runs_plan]
-        has_error = any(probe.outcome is Outcome.ERROR for probe in plans)  # the estimate would lead to the same again
-        goes_on = search.fits_far_below_failure and bool(plans)  # also after a restart, which has no estimate
-        if has_error or not (goes_on or search.space.expected):
+        ran_plan = any(probe.runs_plan for probe in course.probes)
+        goes_on = search.fits_far_below_failure and ran_plan  # also after a restart, which has no estimate
+        if not (goes_on or search.space.expected):
             return super().ask(course)
         size = None if course.is_confirmed else search.surest_size()
         if size is None:
             return None
         balanced = plan_size(share, steps_of(share, size))
-        if any(probe.micro_batch_size == balanced and probe.outcome is Outcome.FIT for probe in course.probes):
-            search.stopped_by = "quick"  # a larger size would have no fewer steps
+        ended = {probe.outcome for probe in course.probes if probe.micro_batch_size == balanced and not probe.brackets}
+        if Outcome.ERROR in ended:  # the estimate would lead to the same plan again
+            return super().ask(course)
+        if Outcome.FIT in ended:  # a larger size would have no fewer steps
+            search.stopped_by = "quick"
             return None
         if balanced not in search.space:  # its run would prove no size that is searched
             return course.conditions.probe(size)
@@ -36,13 +38,13 @@ class QuickPlan(SizeSearch):
 
     @override
     def tell(self, course: Course, result: ProbeResult) -> bool:
+        if course.proof is None and result.micro_batch_size not in course.search.space:
+            course.search.stopped_by = "quick"  # by a later stage, before a restart
+            return True
         ran_plan = any(probe.runs_plan for probe in (*course.probes, result))
         is_sure = ran_plan or course.search.space.expected is not None  # a restart has no estimate
         if course.proof is not None or not is_sure:
             return super().tell(course, result)
-        if result.runs_plan and result.micro_batch_size not in course.search.space:  # by PlanRun, before a restart
-            course.search.stopped_by = "quick"
-            return True
         course.search.tell(result)
         is_far = course.search.fits_far_below_failure
         if result.outcome is Outcome.FIT and not is_far and not course.is_confirmed_by(result):
