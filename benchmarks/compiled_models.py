@@ -1,11 +1,11 @@
-"""What `torch.compile` changes of the memory of an update, on virtual cards. Nothing here is measured on a GPU.
+"""How `torch.compile` changes the memory of an update, on virtual cards. Nothing here is measured on a GPU.
 
 python benchmarks/compiled_models.py [--only NAME ...], in the environment that `make virtual-gpu-bench` makes
 
 Workloads of virtual_gpu_workloads.py run two updates at a fixed size on their virtual card, as a probe does: as they
 are, compiled with an empty cache of compiled code, and compiled again with what that run left there. A ratio is that of
-the compiled peak to the other. What is compiled anew is also timed on the card, which frees and fills the allocator's
-cache in between, so that the two compiled runs reserve different memory.
+the compiled peak to the uncompiled one. New kernels are also timed on the card, which fills and empties the
+allocator's cache in between, so that the two compiled runs reserve different memory.
 """
 
 import os

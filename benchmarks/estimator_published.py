@@ -152,47 +152,31 @@ def _pytorch_memory_optim() -> Iterator[Published]:
 
 
 def _llms_from_scratch() -> Iterator[Published]:
-    for name, gibibytes, precision, implementation, options in (
-        ("fp32", 26.2617, "fp32", "default", {}),
-        ("fp32, fused AdamW", 26.2422, "fp32", "fused", {}),
-        ("bf16", 13.7871, "bf16", "fused", {}),
-        ("bf16, native layers", 11.5645, "bf16", "fused", {"native": True}),
-        ("bf16, FlashAttention", 5.9004, "bf16", "fused", {"native": True, "flash": True}),
+    native: dict[str, object] = {"native": True}
+    flash = native | {"flash": True}
+    padded = flash | {"vocabulary": 50304}
+    fused: dict[str, Any] = {"precision": "bf16", "optimizer": {"name": "adamw", "implementation": "fused"}}
+    compiled = fused | {"compile": True}
+    for name, gibibytes, size, settings, options in (
+        ("fp32", 26.2617, 8, {"optimizer": {"name": "adamw"}}, {}),
+        ("fp32, fused AdamW", 26.2422, 8, fused | {"precision": "fp32"}, {}),
+        ("bf16", 13.7871, 8, fused, {}),
+        ("bf16, native layers", 11.5645, 8, fused, native),
+        ("bf16, FlashAttention", 5.9004, 8, fused, flash),
+        ("bf16, FlashAttention, 50,257 tokens", 6.1875, 8, compiled, flash),
+        ("bf16, FlashAttention, 50,304 tokens", 5.8906, 8, compiled, padded),
+        ("bf16, FlashAttention, 50,304 tokens", 22.5078, 32, compiled, padded),
     ):
         yield Published(
             source="LLMs-from-scratch",
             name=f"GPT-2 124M, {name}",
-            family="transformer",
-            figure="reserved",
-            measured_bytes=round(gibibytes * GIB),
-            card="A100-40GB",
-            size=8,
-            model=_target("gpt", **options),
-            settings={"precision": precision, "optimizer": {"name": "adamw", "implementation": implementation}},
-            loop="plain",
-        )
-
-
-def _compiled_llms_from_scratch() -> Iterator[Published]:
-    for name, gibibytes, size, vocabulary in (
-        ("50,257 tokens", 6.1875, 8, 50257),
-        ("50,304 tokens", 5.8906, 8, 50304),
-        ("50,304 tokens", 22.5078, 32, 50304),
-    ):
-        yield Published(
-            source="LLMs-from-scratch",
-            name=f"GPT-2 124M, bf16, FlashAttention, {name}",
-            family="compiled",
+            family="compiled" if settings is compiled else "transformer",
             figure="reserved",
             measured_bytes=round(gibibytes * GIB),
             card="A100-40GB",
             size=size,
-            model=_target("gpt", native=True, flash=True, vocabulary=vocabulary),
-            settings={
-                "precision": "bf16",
-                "optimizer": {"name": "adamw", "implementation": "fused"},
-                "compile": True,
-            },
+            model=_target("gpt", **options),
+            settings=settings,
             loop="plain",
         )
 
@@ -265,7 +249,6 @@ def published() -> tuple[Published, ...]:
         *_transformers_documentation(),
         *_pytorch_memory_optim(),
         *_llms_from_scratch(),
-        *_compiled_llms_from_scratch(),
         *_gpumemnet(),
         *_optimum_benchmark(),
     )

@@ -17,7 +17,7 @@ from batchwright.cli.main import main as batchwright
 
 
 def command(request_path: Path, diary: Diary, *flags: str) -> dict[str, Any]:
-    """``batchwright tune``, its words told by the request, with these flags.
+    """Run ``batchwright tune`` with the options of the request, and with more flags.
 
     Raises:
         FileNotFoundError: when it gave no answer; it has said why.
@@ -38,7 +38,7 @@ def command(request_path: Path, diary: Diary, *flags: str) -> dict[str, Any]:
 
 
 def quick(request_path: Path, diary: Diary) -> dict[str, Any]:
-    """``batchwright tune --quick``: one plan that the estimate is sure of.
+    """Run ``batchwright tune --quick``: one plan that the estimate is sure of.
 
     Raises:
         FileNotFoundError: when it gave no answer; it has said why.

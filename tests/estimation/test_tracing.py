@@ -491,7 +491,7 @@ def test_the_updates_of_other_loops_are_traced(loop: Loop) -> None:
 
 @pytest.mark.parametrize("loop", ["hugging-face", "plain"])
 def test_other_loops_over_ranks_have_the_buckets_of_ddp(loop: Loop) -> None:
-    """They are a second copy of all gradients, whatever the number of ranks."""
+    """Buckets hold a second copy of all gradients, for any number of ranks."""
     alone, two, four = (
         trace(
             KINDS["llama"].model_copy(update={"parallelism": ParallelismSpec(world_size=ranks)}),

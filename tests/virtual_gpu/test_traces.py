@@ -12,7 +12,7 @@ from batchwright.estimation.allocator.config import DEFAULT_SETTINGS
 from batchwright.estimation.allocator.replay import replay
 from batchwright.estimation.trace import Trace
 from batchwright.estimation.tracing.fake_device import operators_whole_on_cuda
-from batchwright.schemas.workload import WorkloadSpec
+from batchwright.schemas.workload import ParallelismSpec, WorkloadSpec
 from batchwright.torch_internals import operators_with_kernel
 from tests.estimation.test_tracing import KINDS, LAYERS
 from tests.support.factories import python_spec, transformers_spec
@@ -148,26 +148,17 @@ SPECS: dict[str, tuple[WorkloadSpec, int]] = {
         ),
         3,
     ),
-    "gpt2 on two ranks": (
-        transformers_spec(
-            "causal-lm",
-            {"model_type": "gpt2", "n_layer": 4},
-            batch={"sequence_length": 512},
-            precision="bf16-mixed",
-            optimizer={"name": "adamw", "implementation": "foreach"},
-            parallelism={"world_size": 2},
-        ),
-        2,
-    ),
 }
 """Workloads with the micro-batches of an update."""
+_GPT2, _MICRO_BATCHES = SPECS["gpt2"]
+SPECS["gpt2 on two ranks"] = (_GPT2.model_copy(update={"parallelism": ParallelismSpec(world_size=2)}), _MICRO_BATCHES)
 LOOPS_OF_SPECS = [
     (loop, name)
     for name, (spec, _) in SPECS.items()
     for loop in LOOPS
     if loop != "lightning" or spec.parallelism.world_size == 1
 ]
-"""What an estimate does not reject."""
+"""The loops and workloads of which an estimate is possible."""
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def _distributed(model: nn.Module, buckets: list[Tensor]) -> nn.Module:
 
 
 def _reduced_alone(buckets: list[Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Reduce a bucket over ranks that do not exist: it stays as it is."""
+    """Return a bucket unchanged, as the sum over ranks that do not exist."""
     buckets.append(bucket.buffer())
     reduced: torch.futures.Future[Tensor] = torch.futures.Future()
     reduced.set_result(bucket.buffer())

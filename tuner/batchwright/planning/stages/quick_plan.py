@@ -10,7 +10,7 @@ from batchwright.schemas.results import Outcome, ProbeResult
 
 
 class QuickPlan(SizeSearch):
-    """Run the plan that the estimate is sure of; after an OOM, until one fits that is at least half as large.
+    """Run the plan that the estimate is sure of; after an OOM, others until one is at least half of what does not fit.
 
     Without an estimate, and after a plan that failed by an error, search.
     """
