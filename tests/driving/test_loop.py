@@ -150,6 +150,16 @@ def test_a_restart_repeats_the_check_of_the_loss_alone() -> None:
     assert tuning.proof_of_search().fits == 37
 
 
+@pytest.mark.parametrize(("outcome", "estimates"), [(Outcome.OOM, 1), (Outcome.FIT, 0)])
+def test_a_restarted_quick_tuning_has_its_estimate_made_again(outcome: Outcome, estimates: int) -> None:
+    """Unless its plan has run already: the estimate says which plan to run next."""
+    runner, tuning = OracleRunner(run, lambda _: CURVE), new_tuning(quick=True)
+    tuning.record(probe_result(34, outcome, None, micro_batch_sizes=(34, 33, 33)))
+    drive(tuning, runner)
+    assert [runner.calls.count(call) for call in ("begin_estimate", "expect")] == [estimates, estimates]
+    assert tuning.proof_of_search().stopped_by == "quick"
+
+
 def test_a_missing_estimate_has_the_spec_checked() -> None:
     """An estimate has built the workload already."""
 

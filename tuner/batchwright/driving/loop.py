@@ -85,7 +85,7 @@ def drive(
     """
     hooks = hooks or TuningHooks()
     workloads = cast("WorkloadRunner", runner)  # the session of a command names no step that needs one
-    expectation = None if tuning.probes else tuning.expectation_request()
+    expectation = tuning.expectation_request() if tuning.begins_search else None
     try:
         if expectation is not None:
             workloads.begin_estimate(expectation)  # it is made during the steps before the search

@@ -325,13 +325,11 @@ class MicroBatchSearch:
         Once a size far below one that ran out of memory fits, its peak tells the next one, and then halving.
         """
         bracket, estimate, limit = self._bracket, self.space.expected, self.space.limit_bytes
-        if limit is None or self.verdict is not None:
+        if limit is None or estimate is None or self.verdict is not None:
             return None
         if self.fits_far_below_failure:
             is_new = len(self._failures) == 1  # the measurements have not been wrong yet
             return self.space.size(self._index_by_measurements(bracket) if is_new else bracket.middle)
-        if estimate is None:
-            return None
         if self._is_closed:  # at a fit of one update
             return self.ask()
         bracketed = self._bracketed(bracket, self._posterior_of(bracket, estimate, limit))

@@ -116,8 +116,8 @@ class TuningSession:
     def next_step(self) -> Step | None:
         """The next step; None when the tuning is over.
 
-        The data is read and the coupling checked again after a restart. The check of the request and the estimate are
-        not repeated: they come before the first probe.
+        The data is read and the coupling checked again after a restart. The check of the request and the estimate come
+        before the first probe, and are not repeated, except that a quick tuning has its estimate made again.
         """
         if not self._is_started:
             return StartProcess(self.request.workload)
@@ -125,7 +125,7 @@ class TuningSession:
             return ReadData(spec)
         if (coupling := self.coupling_request()) is not None:
             return CheckCoupling(coupling)
-        if not (self._is_seeded or self._course.probes):
+        if not self._is_seeded and self.begins_search:
             return SeedSearch(self.request, self.expectation_request())
         if (probe := self.next_probe()) is not None:
             return RunProbe(probe)
@@ -161,6 +161,11 @@ class TuningSession:
         self.step_seconds[step.timing] = self.step_seconds.get(step.timing, 0.0) + seconds
 
     # --- before the first probe ---
+
+    @property
+    def begins_search(self) -> bool:
+        """Whether an estimate is to lead the search: before the first probe, and a quick one also after a restart."""
+        return not self._course.probes or (self.request.quick and self._course.verdict is None)
 
     def _spec_with_data(self) -> WorkloadSpec | None:
         """The spec whose data is to be read from files; None if there is none, and for a command."""

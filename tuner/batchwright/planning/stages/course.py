@@ -39,8 +39,9 @@ class Course:
         space = replace(conditions.space, expected=peaks)
         of_command = conditions.request.command is not None
         self.search = MicroBatchSearch(space, of_command=of_command)
-        for probe in self.searched:
-            self.search.tell(probe)
+        for probe in self.probes:
+            if probe.shows_size or (conditions.request.quick and probe.micro_batch_size in space):
+                self.search.tell(probe)
 
     @property
     def searched(self) -> list[ProbeResult]:

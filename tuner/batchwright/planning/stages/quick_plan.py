@@ -18,9 +18,7 @@ class QuickPlan(SizeSearch):
     @override
     def ask(self, course: Course) -> ProbeRequest | None:
         search, share = course.search, course.conditions.share
-        ran_plan = any(probe.runs_plan for probe in course.probes)
-        goes_on = search.fits_far_below_failure and ran_plan  # also after a restart, which has no estimate
-        if not (goes_on or search.space.expected):
+        if search.space.expected is None:
             return super().ask(course)
         size = None if course.is_confirmed else search.surest_size()
         if size is None:
@@ -42,7 +40,7 @@ class QuickPlan(SizeSearch):
             course.search.stopped_by = "quick"  # by a later stage, before a restart
             return True
         ran_plan = any(probe.runs_plan for probe in (*course.probes, result))
-        is_sure = ran_plan or course.search.space.expected is not None  # a restart has no estimate
+        is_sure = ran_plan or course.search.space.expected is not None  # recorded results precede the estimate
         if course.proof is not None or not is_sure:
             return super().tell(course, result)
         course.search.tell(result)
