@@ -508,6 +508,24 @@ def test_other_loops_over_ranks_have_the_buckets_of_ddp(loop: Loop) -> None:
     assert four.sizes == two.sizes
 
 
+@pytest.mark.parametrize("loop", ["batchwright", "hugging-face", "lightning", "plain"])
+def test_a_loop_takes_a_loss_in_any_form(loop: Loop) -> None:
+    """The mean over the samples alone takes what a sum with its weight takes, but for single numbers."""
+    summed, averaged = (
+        trace(python_spec(f"tests.support.traced_models:{form}", layer="GELU"), 512, accumulates=True, loop=loop)
+        for form in ("layered", "averaged")
+    )
+    assert most_bytes(averaged) == pytest.approx(most_bytes(summed), abs=16 * 512)
+
+
+def test_a_norm_over_ranks_is_named() -> None:
+    """Torch has no rule for its operators without tensors."""
+    spec = python_spec("tests.support.traced_models:layered", layer="SyncBatchNorm", num_features=64)
+    spec = spec.model_copy(update={"parallelism": ParallelismSpec(world_size=2)})
+    with pytest.raises(EstimateError, match=r"^the model's `1` is a SyncBatchNorm, which cannot be traced over ranks$"):
+        trace(spec, 4, accumulates=True, loop="plain")
+
+
 def test_other_loops_convert_the_inputs_of_a_model_in_bf16() -> None:
     """As those who train such a model must."""
     spec = python_spec("tests.support.traced_models:layered", layer="GELU").model_copy(update={"precision": "bf16"})

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own idiom
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from batchwright.workloads.base import LossTerms
+from batchwright.workloads.base import Loss, LossTerms
 
 _HOME = os.getpid()
 
@@ -268,6 +268,15 @@ class Layered(Tokens):
         return {"loss": (model(batch).square().sum(), len(batch))}
 
 
+class Averaged(Layered):
+    """Returns the mean of its loss alone."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> Loss:  # type: ignore[override] # any form of a loss
+        """A mean over samples."""
+        mean: Tensor = model(batch).square().sum(1).mean()
+        return mean
+
+
 class DiffusionBlock(nn.Module):
     """A block of a diffusion transformer (DiT): its norms are shifted and scaled by what a step of noise says."""
 
@@ -440,6 +449,11 @@ def homesick() -> Homesick:
 def layered(layer: str, **arguments: Any) -> Tokens:
     """Has a layer of torch."""
     return Layered(layer, arguments)
+
+
+def averaged(layer: str, **arguments: Any) -> Tokens:
+    """As ``layered``, with a loss that is a mean."""
+    return Averaged(layer, arguments)
 
 
 def diffusion() -> Tokens:

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined] # DDP takes no other annotation of its hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from batchwright.errors import EstimateError
 from batchwright.estimation.tracing.torch_internals import VERIFY_SHAPES
 from batchwright.schemas.estimates import Loop
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
+from batchwright.training.micro_batches.loss_window import named_terms
 from batchwright.training.micro_batches.nested_batches import to_device
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.optimizers import build_optimizer
@@ -63,7 +65,7 @@ class OtherLoop:
     def update(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Make one optimizer update over ``micro_batches``."""
         for number, micro_batch in enumerate(micro_batches):
-            loss = self._loss(to_device(micro_batch.batch, self._device, self._floating))
+            loss = self._loss(to_device(micro_batch.batch, self._device, self._floating), micro_batch.size)
             if self._loop == "lightning" and not number:
                 self.optimizer.zero_grad()
             self._scaler.scale(loss / len(micro_batches)).backward()  # type: ignore[no-untyped-call]
@@ -75,10 +77,10 @@ class OtherLoop:
         if self._loop != "lightning":
             self.optimizer.zero_grad()
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: Batch, samples: int) -> Tensor:
         with autocast(self._spec, self._device):
             if not isinstance(self._spec.model, TransformersModel) or "labels" not in batch:
-                terms = self._workload.loss_terms(self._replica, batch)
+                terms = named_terms(self._workload.loss_terms(self._replica, batch), samples)
                 return sum((total / weight for total, weight in terms.values()), torch.zeros((), device=self._device))
             outputs = self._replica(**batch)
         if self._loop == "hugging-face" and self._spec.precision.endswith("-mixed"):
@@ -94,7 +96,12 @@ def _distributed(model: nn.Module, buckets: list[Tensor]) -> nn.Module:
 
     DDP arranges its buckets anew after the first update, in the order in which gradients were ready. Here it keeps the
     first ones, of the same sizes together, because its C++ code would read values.
+
+    Raises:
+        EstimateError: for a model with ``SyncBatchNorm``, whose operators torch cannot run without tensors.
     """
+    if synchronized := next((name for name, each in model.named_modules() if isinstance(each, nn.SyncBatchNorm)), None):
+        raise EstimateError(f"the model's `{synchronized}` is a SyncBatchNorm, which cannot be traced over ranks")
     with patch(VERIFY_SHAPES):
         wrapped: Any = DistributedDataParallel(model)
     wrapped.register_comm_hook(buckets, _reduced_alone)
