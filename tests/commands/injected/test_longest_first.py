@@ -55,6 +55,16 @@ def test_a_batch_of_more_items_than_were_looked_at_keeps_its_own() -> None:
     assert finder.drawn == [(128, 12_800, 72, 12_772)]
 
 
+@pytest.mark.parametrize("of_one_length", [True, False])
+def test_a_batch_with_repeated_items_keeps_its_size(*, of_one_length: bool) -> None:
+    """As a sampler with replacement draws it: one item, a few, or more than the data set has."""
+    data = Texts(count=8, of_one_length=of_one_length)
+    loader = DataLoader(data, 10, sampler=RandomSampler(data, replacement=True, num_samples=40))
+    for index in ([3] * 4, [6, 6, 1], [1, 2, 1, 2, 5] * 2):
+        assert len(chosen(loader, index)) == len(index)
+    assert chosen(loader, [6, 6, 1]) == ([6, 6, 1] if of_one_length else [5, 4, 3])
+
+
 class Stream(IterableDataset[int]):
     """Items without indices."""
 

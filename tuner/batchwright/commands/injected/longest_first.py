@@ -53,7 +53,8 @@ class LongestFirst:
             has_workers = bool(iterator._num_workers)  # noqa: SLF001 - see torch_internals
             self._longest[id(dataset)] = (dataset, self._by_length(dataset, reads_items=not has_workers))
         longest = self._longest[id(dataset)][1][: len(index)]
-        return list(dict.fromkeys([*longest, *index]))[: len(index)]
+        # Others first. A sampler with replacement draws items again, and the batch has all that it draws.
+        return [*longest, *sorted(index, key=set(longest).__contains__)][: len(index)]
 
     def _by_length(self, dataset: Any, *, reads_items: bool) -> list[int]:
         """The indices of a data set by falling length; empty where it has one length, or cannot be read."""
