@@ -146,9 +146,11 @@ def test_what_is_no_arithmetic_is_refused(text: str, words: str) -> None:
     [
         ("{effective_batch_size/7}", {"effective_batch_size": 64}, "effective batch of 64 (nearest: 63 and 70)"),
         ("{micro_batch_size/4}", {"effective_batch_size": 3}, "effective batch of 3 (nearest: 4)"),
-        ("{(micro_batch_size+1)/2}", {}, "at every micro-batch size"),
+        ("{(micro_batch_size+1)/2}", {}, "a fraction for some updates"),
         ("{micro_batch_size/2}", {}, "multiples of 2: set `granularity` to 2"),
-        ("{gradient_accumulation_steps/2}", {"granularity": 2}, "at every micro-batch size"),
+        ("{gradient_accumulation_steps/2}", {"granularity": 2}, "a fraction for some updates"),
+        ("{48/micro_batch_size}", {"effective_batch_size": 7}, "a fraction for some updates"),
+        ("{32/micro_batch_size}", {"uniform_only": False}, "a fraction for some updates"),
     ],
 )
 def test_a_division_that_is_not_exact_is_refused(text: str, fields: dict[str, int], words: str) -> None:
@@ -162,6 +164,8 @@ def test_a_division_that_is_not_exact_is_refused(text: str, fields: dict[str, in
         ("{effective_batch_size/gradient_accumulation_steps}", {}),
         ("{micro_batch_size/2}", {"granularity": 4}),
         ("{effective_batch_size/7}", {"effective_batch_size": 63, "granularity": 7}),
+        ("{48/micro_batch_size}", {}),
+        ("{48/(3*micro_batch_size)}", {"effective_batch_size": 16, "granularity": 2}),
     ],
 )
 def test_an_exact_division_is_taken(text: str, fields: dict[str, int]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
+from math import isqrt
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -271,9 +273,13 @@ class TuningRequest(Document):
 
     def _fault_of_division(self, text: str, expression: Arithmetic) -> str | None:
         ranks = self.spec.parallelism.world_size
-        step = next((step for step in range(1, _LARGEST_DIVISOR) if _is_whole(expression, step, ranks)), None)
-        if step is None:
-            return f"`{{{text}}}` is a fraction for some updates at every micro-batch size: leave the division out"
+        searched = self._divisors() if self.searches_divisors else []
+        if searched and _is_whole(expression, searched, ranks):
+            return None
+        multiples = ((step, 2 * step, 3 * step) for step in range(1, _LARGEST_DIVISOR))
+        step = next((sizes[0] for sizes in multiples if _is_whole(expression, sizes, ranks)), None)
+        if step is None or (searched and self.granularity % step == 0):
+            return f"`{{{text}}}` is a fraction for some updates: leave the division out"
         only = f"`{{{text}}}` is a whole number only for micro-batches that are multiples of {step}"
         batch = self.effective_batch_size
         below, beyond = divmod(batch, step * ranks)
@@ -282,15 +288,21 @@ class TuningRequest(Document):
             return f"{only}, none of which divides an effective batch of {batch} (nearest: {near})"
         return f"{only}: set `granularity` to {step}" if self.granularity % step else None
 
+    def _divisors(self) -> list[int]:
+        """The sizes that divide a rank's samples, of the granularity; none where the samples cannot be divided."""
+        share, rest = divmod(self.effective_batch_size, self.spec.parallelism.world_size)
+        low = [size for size in range(1, isqrt(share) + 1) if not rest and share % size == 0]
+        return [size for size in {*low, *(share // size for size in low)} if size % self.granularity == 0]
+
     @property
     def searches_divisors(self) -> bool:
         """True if only sizes that divide a rank's samples are searched."""
         return self.command is not None and self.uniform_only is not False
 
 
-def _is_whole(expression: Arithmetic, step: int, ranks: int) -> bool:
-    """Return whether an expression is whole for the first multiples of a micro-batch size, and a few steps each."""
-    for size, steps, updates in product((step, 2 * step, 3 * step), (1, 2, 3), (2, 3)):
+def _is_whole(expression: Arithmetic, sizes: Sequence[int], ranks: int) -> bool:
+    """Return whether an expression is whole for some micro-batch sizes, and a few steps each."""
+    for size, steps, updates in product(sizes, (1, 2, 3), (2, 3)):
         effective = size * steps * ranks
         figures = dict(zip(FIGURES, (size, steps, effective, updates), strict=True))
         with suppress(ZeroDivisionError):
