@@ -185,6 +185,22 @@ def test_a_command_that_takes_sizes_only_is_judged_by_them(folder: Path) -> None
     assert judged(folder, takes_accumulation=False).as_planned is False
 
 
+def test_a_command_that_takes_sizes_only_may_go_backward_twice_in_a_micro_batch(folder: Path) -> None:
+    """The data loader counts the samples, and the model was called once with each."""
+    rank(folder, 0, (8, 100, 100), (8, 100, 100))
+    counted = judged(folder, takes_accumulation=False)
+    assert counted.as_planned is None
+    assert counted.statement.startswith("8 backward passes for 100 samples per update: 100; the command takes no")
+
+
+def test_a_batch_with_time_first_is_described_by_its_samples(folder: Path) -> None:
+    """No data loader and not the first dimension, but another one has the size."""
+    rank(folder, 0, (4, 140, None), (4, 140, None))
+    path = folder / "1.jsonl"
+    path.write_text(path.read_text().replace('"dimension 0": 140', '"dimension 0": 140, "dimension 1": 100'))
+    assert judged(folder).statement.startswith("4 backward passes of 25 samples per update: 100; not verified")
+
+
 def test_each_optimizer_has_updates_of_its_own(folder: Path) -> None:
     """A critic goes backward twice in a micro-batch, and its generator once."""
     rank(folder, 0, (8, 200, 100), (4, 100, 0), (8, 200, 100), (4, 100, 0))

@@ -16,7 +16,7 @@ from typing import Any
 
 from batchwright.commands.reports import ReportedProcess, Reports
 from batchwright.commands.templates import Figures
-from batchwright.planning.proofs.counted_plans import whole_updates
+from batchwright.planning.proofs.counted_plans import own_steps, whole_updates
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.results import CountedRank, CountedUpdates
 from batchwright.units import counted as in_words
@@ -167,14 +167,15 @@ def _confirms(
     """
     at = whole[-1]
     passes = rank.backward_passes[at]
-    wanted = size * (steps or passes)
+    steps = steps or own_steps(rank, size)
+    wanted = size * steps
     counts = {name: samples[at] for name, samples in rank.samples.items()}
     if model.says_what_a_sample_is:
         said = [count for name, count in counts.items() if model.samples_dimension in {None, _dimension(name)}]
         return None if wanted * (model.samples_per_unit or 1) in said else False
     drawn = [count for name, count in counts.items() if _dimension(name) is None]
     rows = counts.get("dimension 0")
-    if wanted in drawn or (rows == wanted and size > 1 and passes == (steps or passes)):
+    if wanted in drawn or (rows == wanted and size > 1 and passes == steps):
         return True
     varies = len({rank.samples["dimension 0"][place] for place in whole}) > 1 if rows is not None else False
     is_refuted = model.counts_samples and len(drawn) == 1 and rows == drawn[0] and not varies
@@ -218,7 +219,13 @@ def _describe(rank: CountedRank, whole: Sequence[int] | None, figures: Figures, 
     counts = {name: samples[at] for name, samples in rank.samples.items() if name.startswith(("loader", "dimension 0"))}
     if not counts:
         return f"{counted} per update{where}"
-    wanted = {figures.micro_batch_size * figures.accumulation_steps, figures.micro_batch_size * passes}
-    count = next((count for count in counts.values() if count in wanted), next(iter(counts.values())))
-    each = f"of {in_words(count // passes, 'sample')}" if count % passes == 0 else f"of {count} samples together"
+    size = figures.micro_batch_size
+    wanted = {size * figures.accumulation_steps, size * passes, size * own_steps(rank, size)}
+    found = [count for count in counts.values() if count in wanted]
+    found += [size * passes] if size * passes in [samples[at] for samples in rank.samples.values()] else []
+    count = next(iter([*found, *counts.values()]))
+    if count in wanted and count < size * passes and passes * size % count == 0:  # two for each micro-batch
+        each = f"for {in_words(count, 'sample')}"
+    else:
+        each = f"of {in_words(count // passes, 'sample')}" if count % passes == 0 else f"of {count} samples together"
     return f"{counted} {each} per update{where}: {count * world_size}"

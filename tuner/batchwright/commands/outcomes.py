@@ -11,6 +11,7 @@ from batchwright.commands.reports import Event, ReportedProcess, Reports
 from batchwright.commands.templates import Figures
 from batchwright.hardware.failures import FailureKind, classify_printed, oom_in_words, printed_error
 from batchwright.planning.accumulation import probe_window
+from batchwright.planning.proofs.counted_plans import own_steps
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.requests import ProbeRequest
 from batchwright.schemas.results import (
@@ -140,7 +141,7 @@ def result_of(ended: EndedCommand) -> ProbeResult:
         measures_time=request.measures_time,
         verifies_plan=request.runs_plan,
         forked=ended.forked,
-        timing=_timing(ended) if outcome is Outcome.FIT else None,
+        timing=_timing(ended, counted) if outcome is Outcome.FIT else None,
         counted=counted,
         files=ended.reports.files,
     )
@@ -355,16 +356,20 @@ def _phase_seconds(ended: EndedCommand) -> PhaseSeconds:
     return PhaseSeconds(**dict(zip(names, spent, strict=False)), total=max(0.0, ended.ended_at - began))
 
 
-def _timing(ended: EndedCommand) -> UpdateTiming | None:
+def _timing(ended: EndedCommand, counted: CountedUpdates | None) -> UpdateTiming | None:
     """The duration of an update, of the slowest rank."""
-    timings = [timing for process in ended.reports.finished if (timing := _rank_timing(process, ended)) is not None]
+    steps = ended.figures.accumulation_steps
+    if counted is not None and not ended.model.takes_accumulation:
+        steps = own_steps(counted.ranks[0], ended.request.micro_batch_size)
+    found = (_rank_timing(process, ended, steps) for process in ended.reports.finished)
+    timings = [timing for timing in found if timing is not None]
     return max(timings, key=lambda timing: timing.update_seconds, default=None)
 
 
-def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming | None:
+def _rank_timing(process: ReportedProcess, ended: EndedCommand, steps: int) -> UpdateTiming | None:
     first = process.updates[0]["optimizer_number"] if process.updates else None
     own = [event for event in process.updates if event["optimizer_number"] == first]
-    ends, passes = [event["ended_at"] for event in own], own[-1]["backward_passes"] if own else 0
+    ends = [event["ended_at"] for event in own]
     seconds = [later - earlier for earlier, later in pairwise(ends)]
     done = process.done or {}
     if not seconds and ended.request.counts_plan and done.get("update_seconds"):
@@ -373,7 +378,6 @@ def _rank_timing(process: ReportedProcess, ended: EndedCommand) -> UpdateTiming 
         return None
     median = statistics.median(seconds)
     deviation = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
-    steps = ended.figures.accumulation_steps if ended.model.takes_accumulation else passes
     return UpdateTiming(
         updates=len(seconds),
         micro_batch_sizes=(ended.request.micro_batch_size,) * steps,

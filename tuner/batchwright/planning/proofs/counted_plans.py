@@ -51,6 +51,24 @@ def whole_updates(rank: CountedRank, steps: int | None) -> list[int] | None:
     return found if drawn[-1] >= max(drawn[-2:]) else [found[-1], *found[:-1]]
 
 
+def own_steps(rank: CountedRank, size: int) -> int:
+    """Count the micro-batches of an update that a command makes which takes no accumulation.
+
+    Each is a backward pass, unless a data loader drew fewer: a critic goes backward for real and for made samples.
+    """
+    at = _last_whole(rank, None)
+    passes = rank.backward_passes[at]
+    drawn = [counts[at] for name, counts in rank.samples.items() if name.startswith("loader")]
+    steps = [count // size for count in drawn if count and count % size == 0]
+    return max((each for each in steps if passes % each == 0), default=passes)
+
+
+def _last_whole(rank: CountedRank, steps: int | None) -> int:
+    """The place of the last whole update; without known steps, of those with the most backward passes."""
+    whole = whole_updates(rank, steps) or [-1]
+    return whole[-1] if steps is not None else max(reversed(whole), key=lambda at: rank.backward_passes[at])
+
+
 def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int) -> CountedUpdates | None:
     """The counted updates of a fit, with a verdict that the other sizes of the tuning give where its own is open.
 
@@ -62,7 +80,7 @@ def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int
     counted = fit.counted
     if counted is None or counted.as_planned is not None:
         return counted
-    steps = counted.accumulation_steps or max(counted.ranks[0].backward_passes)
+    steps = counted.accumulation_steps or own_steps(counted.ranks[0], fit.micro_batch_size)
     if counted.accumulation_steps is None and steps * fit.micro_batch_size != share:
         return counted
     fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe is not fit]
@@ -92,9 +110,9 @@ def _updates(probe: ProbeResult, rank: CountedRank) -> list[_Update]:
     found, counted = [], probe.counted
     for each in counted.ranks if counted is not None else ():
         if counted is not None and (each.rank, each.optimizer) == (rank.rank, rank.optimizer):
-            at = (whole_updates(each, counted.accumulation_steps) or [-1])[-1]
+            at = _last_whole(each, counted.accumulation_steps)
             samples = {name: counts[at] for name, counts in each.samples.items()}
-            steps = counted.accumulation_steps or each.backward_passes[at]
+            steps = counted.accumulation_steps or own_steps(each, probe.micro_batch_size)
             found.append(_Update(probe.micro_batch_size, steps, each.backward_passes[at], samples))
     return found[:1]
 

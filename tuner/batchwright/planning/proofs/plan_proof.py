@@ -28,7 +28,7 @@ from batchwright.planning.accumulation import (
     steps_of,
 )
 from batchwright.planning.parameters import PARAMETERS
-from batchwright.planning.proofs.counted_plans import judge_over_sizes
+from batchwright.planning.proofs.counted_plans import judge_over_sizes, own_steps
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
@@ -168,7 +168,8 @@ def _prove_updates_of_command(share: int, ranks: int, size: int, probes: Sequenc
     It may derive its accumulation from a total of its own, or make every update of one micro-batch.
     """
     fits = [probe for probe in probes if probe.outcome is Outcome.FIT and probe.counted is not None]
-    made = {fit.micro_batch_size: max(fit.counted.ranks[0].backward_passes) for fit in fits if fit.counted is not None}
+    counts = [(fit.counted.ranks[0], fit.micro_batch_size) for fit in fits if fit.counted is not None]
+    made = {tried: own_steps(rank, tried) for rank, tried in counts}
     following = [each for each, passes in made.items() if each * passes == share and each <= size]
     if not made or following:
         chosen = max(following, default=size)
