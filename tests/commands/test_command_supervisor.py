@@ -409,3 +409,12 @@ def test_the_users_own_sitecustomize_runs(tmp_path: Path) -> None:
     failed = probe(tmp_path, "print('ends')", model=path)
     assert "Error in sitecustomize" in (failed.traceback or "")
     assert "of the sitecustomize" in (failed.traceback or "")
+
+
+def test_a_library_that_waits_for_memory_while_it_loads_is_an_oom(tmp_path: Path) -> None:
+    """OpenBLAS asks for its buffers for ever, and scipy loads one of its own."""
+    pytest.importorskip("scipy")
+    code = "torch.manual_seed(0)\nimport scipy.special\n" + SETUP + TRAINS
+    model = {"loading_timeout_seconds": 40}
+    result = probe(tmp_path, code, limit_bytes=24 * MIB, model=model, runs_plan=True)
+    assert (result.outcome, result.phase, result.error_type) == (Outcome.OOM, Phase.BUILD, "builtins.MemoryError")

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from .counting import UpdateCounter
 from .evaluations import Evaluations
 from .longest_first import LongestFirst
-from .memory import StartMemory, memory_of, start_children_without_limit
+from .memory import StartMemory, load_libraries_without_limit, memory_of, start_children_without_limit
 from .oom_watch import OomWatch
 from .reporting import read_settings, report, stacks_path
 from .torch_hooks import ModelCall, Observer, TorchHooks, rank_and_world_size
@@ -121,6 +121,7 @@ class ArmedProcess(Observer):
         else:
             self._ooms.watch_own_code()
             start_children_without_limit()
+            load_libraries_without_limit()
         if self._memory.is_of_card or not self._is_helper:
             self._memory.limit()
 

@@ -15,6 +15,7 @@ import subprocess
 import threading
 from functools import wraps
 from importlib import import_module
+from importlib.machinery import ExtensionFileLoader
 from typing import Any, Callable
 
 from .torch_internals import when_cuda_starts
@@ -38,8 +39,10 @@ _HEAP_STEP = 2 * 1024**2
 _WORKSPACE_OF_THREAD = 16 * 1024**2
 """Bytes that a thread's workspace of a math library may have: the packing buffers of MKL took 4 MiB."""
 
-_EXECUTING = threading.Lock()
-"""Held while a program is executed and the data limit is lifted, so that two threads do not restore each other's."""
+_LIFTING = threading.Lock()
+"""Held while the data limit is lifted or restored, so that two threads do not restore each other's."""
+_LIFTED: list[tuple[int, int]] = []
+"""The limits found by the calls that run without: the first one's are restored by the last to end."""
 
 
 class StartMemory:
@@ -338,24 +341,54 @@ def start_children_without_limit() -> None:
         subprocess._fork_exec = fork_exec  # noqa: SLF001
     for name in ("posix_spawn", "posix_spawnp", "execv", "execve", "system"):
         setattr(os, name, _without_limit(getattr(os, name)))
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_forget_lifting)
 
 
-def _renew_lock() -> None:
-    """Forget that a thread of the forking process was executing a program."""
-    global _EXECUTING  # noqa: PLW0603 - a lock cannot be released by another process
-    _EXECUTING = threading.Lock()
+def load_libraries_without_limit() -> None:
+    """Have native libraries load without the data limit, and raise `MemoryError` where one took more than it leaves.
+
+    OpenBLAS, of which scipy has its own, allocates its buffers while it is loaded, and tries for ever where it cannot.
+    """
+    loader: Any = ExtensionFileLoader
+    loader.create_module = _loads(loader.create_module)
+    native: Any = ctypes
+    native._dlopen = _loads(native._dlopen)  # noqa: SLF001
 
 
-def _without_limit(execute: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(execute)
-    def executed(*args: Any, **kwargs: Any) -> Any:
-        with _EXECUTING:
+def _loads(load: Callable[..., Any]) -> Callable[..., Any]:
+    load = _without_limit(load)
+
+    @wraps(load)
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        library = load(*args, **kwargs)
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        if limit != resource.RLIM_INFINITY and _status_bytes("VmData") > limit:
+            raise MemoryError
+        return library
+
+    return loaded
+
+
+def _forget_lifting() -> None:
+    """Forget what the threads of the forking process were doing."""
+    global _LIFTING  # noqa: PLW0603 - a lock cannot be released by another process
+    _LIFTING = threading.Lock()
+    _LIFTED.clear()
+
+
+def _without_limit(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _LIFTING:
             found = resource.getrlimit(resource.RLIMIT_DATA)
+            _LIFTED.append(found)
             resource.setrlimit(resource.RLIMIT_DATA, (found[1], found[1]))
-            try:
-                return execute(*args, **kwargs)
-            finally:
-                resource.setrlimit(resource.RLIMIT_DATA, found)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            with _LIFTING:
+                if len(_LIFTED) == 1:
+                    resource.setrlimit(resource.RLIMIT_DATA, _LIFTED[0])
+                del _LIFTED[-1:]
 
-    return executed
+    return called
