@@ -95,6 +95,12 @@ def test_only_the_tail_of_a_file_is_read(tmp_path: Path) -> None:
     assert tail(tmp_path / "log", 8) == "the end"
 
 
+def test_a_progress_bar_is_left_in_its_last_state(tmp_path: Path) -> None:
+    """Every state of tqdm begins with a carriage return. One before the end of a line belongs to that."""
+    (tmp_path / "log").write_bytes(b"a\r\n 0%|\r50%|\r99%|Traceback\n  line\r\nValueError: x\n")
+    assert tail(tmp_path / "log", 100) == "a\r\n99%|Traceback\n  line\r\nValueError: x"
+
+
 def test_a_short_file_is_all_tail(tmp_path: Path) -> None:
     """Bytes that are not UTF-8 are replaced."""
     (tmp_path / "log").write_bytes(b"a\xff\n")

@@ -3,6 +3,7 @@
 import errno
 import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from batchwright.system.disk_space import require_space, translate_full_disk
 _LOCK = ".lock"
 _LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """Errors of a file system without file locks."""
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+"""The part of a line that a carriage return goes back over."""
 
 
 @contextmanager
@@ -177,8 +180,11 @@ class PathBelow:
 
 
 def tail(path: Path, length_bytes: int) -> str:
-    """Read the end of a text file, without reading the rest. Bytes that are not UTF-8 are replaced."""
+    """Read the end of a program's output, without the rest.
+
+    Bytes that are not UTF-8 are replaced. Of a progress bar the last state is left, as on a terminal.
+    """
     with path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - length_bytes))
-        return stream.read(length_bytes).decode(errors="replace").strip()
+        return _OVERWRITTEN.sub("", stream.read(length_bytes).decode(errors="replace").strip())
