@@ -168,7 +168,10 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
             )
             if not reports.has_optimizer:
                 error_type = NO_OPTIMIZER
-                why = "and the command has none, though only its steps count: torch.optim.SGD is plain gradient descent"
+                why = (
+                    "and the command has none: those of Keras and fastai are not counted, nor are updates by hand, for "
+                    "which torch.optim.SGD may stand in"
+                )
             passes = f"{reports.waiting_passes} backward passes were counted"
             return Outcome.ERROR, error_type, f"{passes} without a step of a torch.optim.Optimizer, {why}", None
         case EndReason.NO_BACKWARD:
