@@ -323,6 +323,16 @@ def test_a_count_that_other_sizes_confirm_refutes_a_fit() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("phase", "remedy"), [(Phase.BUILD, "imports after torch"), (Phase.WARMUP, "shorter samples, activation checkp")]
+)
+def test_what_can_make_it_fit_depends_on_where_memory_ran_out(phase: Phase, remedy: str) -> None:
+    """Before the first forward pass no sample is to blame."""
+    found = finish(tuning(200, granularity=8), 0, phase=phase)
+    assert remedy in (found.infeasible_reason or "")
+    assert ("a granularity of 1" in (found.infeasible_reason or "")) is (phase is Phase.WARMUP)
+
+
 def of_size_only(probe: ProbeRequest, passes: int) -> CountedUpdates:
     """The counted updates of a command that takes no accumulation, and has time first."""
     samples = {"dimension 0": (64,) * 2, "dimension 1": (passes * probe.micro_batch_size,) * 2}

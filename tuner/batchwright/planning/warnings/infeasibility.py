@@ -4,7 +4,7 @@ from batchwright.planning.comparison.what_if import format_changes
 from batchwright.planning.finished_tuning import FinishedTuning
 from batchwright.schemas.dataset.batch_spec import BatchSpec
 from batchwright.schemas.recommendation import WhatIf
-from batchwright.schemas.results import Outcome
+from batchwright.schemas.results import Outcome, Phase, ProbeResult
 from batchwright.units import format_bytes, format_share
 
 
@@ -24,13 +24,16 @@ def infeasible_reason(finished: FinishedTuning) -> str:
             f"The model has {failed.model.parameters:,} parameters in {format_bytes(failed.model.parameter_bytes)}, "
             f"before gradients ({format_bytes(failed.model.gradient_bytes)}), optimizer state and activations."
         )
-    parts.append("What can make it fit: " + "; ".join(_remedies(finished)) + ".")
+    parts.append("What can make it fit: " + "; ".join(_remedies(finished, failed)) + ".")
     return " ".join(parts)
 
 
-def _remedies(finished: FinishedTuning) -> list[str]:
+def _remedies(finished: FinishedTuning, failed: ProbeResult) -> list[str]:
     granularity = finished.request.granularity
     remedies = []
+    if finished.request.command is not None and failed.phase in {Phase.START, Phase.BUILD}:
+        loads = "a smaller model, or less that the program imports after torch and loads"
+        return ["a larger memory limit or device", loads]
     if granularity > 1:
         remedies.append(f"a granularity of 1 instead of {granularity}")
     if finished.request.command is not None:
