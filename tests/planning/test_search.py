@@ -624,13 +624,21 @@ def test_a_failure_names_its_kind_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "told"),
-    [(30, "30 % of the limit was in use, so memory is probably"), (90, "may be the cause: 90 %"), (None, "Fix")],
+    ("peak", "kind", "told"),
+    [
+        (30, None, "30 % of the limit was in use, so memory is probably"),
+        (90, None, "may be the cause: 90 %"),
+        (90, "ModuleNotFoundError", "Fix"),
+        (None, None, "Fix"),
+    ],
 )
-def test_memory_is_ruled_out_as_the_cause_of_an_error_only_by_a_peak(peak: int | None, told: str) -> None:
-    """An error near the limit may have any cause."""
+def test_memory_is_ruled_out_as_the_cause_of_an_error_only_by_a_peak(
+    peak: int | None, kind: str | None, told: str
+) -> None:
+    """An error near the limit may have any cause, except one that says what is missing."""
     course = MicroBatchSearch(space())
-    course.tell(probe_result(16, Outcome.ERROR).model_copy(update={"process_peak_bytes": peak, "limit_bytes": 100}))
+    fields = {"process_peak_bytes": peak, "limit_bytes": 100, "error_type": kind}
+    course.tell(probe_result(16, Outcome.ERROR).model_copy(update=fields))
     assert isinstance(course.verdict, Failure)
     assert told in course.verdict.message
 

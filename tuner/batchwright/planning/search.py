@@ -485,7 +485,7 @@ def _failure(result: ProbeResult) -> Failure:
 def _remedy_of_error(result: ProbeResult) -> str:
     """Say what the peak shows of the cause of an error, and what to do."""
     share = result.share_of_limit
-    if share is None:
+    if share is None or result.fails_at_any_size:
         return "Fix the workload, then tune again."
     if share < NEARLY_FULL:
         used = f"At most {format_share(share)} of the limit was in use"
