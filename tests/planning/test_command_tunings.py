@@ -333,6 +333,21 @@ def test_what_can_make_it_fit_depends_on_where_memory_ran_out(phase: Phase, reme
     assert ("a granularity of 1" in (found.infeasible_reason or "")) is (phase is Phase.WARMUP)
 
 
+def test_a_program_that_refuses_small_updates_is_probed_with_whole_ones() -> None:
+    """As trainers of diffusion models do that want 16 samples in an update: two micro-batches of 1 or 2 are too few."""
+    course = tuning(200)
+    while (probe := course.next_probe()) is not None:
+        size = probe.micro_batch_size
+        updates = probe.samples_per_window if probe.counts_plan or probe.runs_plan else sum(probe_window(probe))
+        if updates < 16:
+            course.record(probe_result(size, Outcome.ERROR, accumulates=True, phase=Phase.BUILD, message="16 at least"))
+        else:
+            course.record(answer(probe, 37))
+        assert size == 1 or updates >= 16
+    found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
+    assert plan_of(found).micro_batch_size == 25
+
+
 def of_size_only(probe: ProbeRequest, passes: int) -> CountedUpdates:
     """The counted updates of a command that takes no accumulation, and has time first."""
     samples = {"dimension 0": (64,) * 2, "dimension 1": (passes * probe.micro_batch_size,) * 2}

@@ -10,7 +10,7 @@ from batchwright.planning.stages.course import Course
 from batchwright.planning.stages.stage import Stage
 from batchwright.schemas.recommendation import Proof
 from batchwright.schemas.requests import ProbeRequest
-from batchwright.schemas.results import Outcome, ProbeResult
+from batchwright.schemas.results import Outcome, Phase, ProbeResult
 
 
 class Confirmation(Stage):
@@ -45,8 +45,8 @@ class SizeSearch(Stage):
             return None
         conditions = course.conditions
         if conditions.request.command is not None:
-            proves_plan = _can_prove_plan(course, size) and _likely_proves_plan(course, size)
-            return conditions.probe(size, counts_plan=proves_plan)
+            is_useful = _likely_proves_plan(course, size) or _may_refuse_small_updates(course)
+            return conditions.probe(size, counts_plan=is_useful and _can_prove_plan(course, size))
         may_end = course.search.may_end_with(size)
         if may_end and self._window_of_both(course, size) and not course.has_unclear_plan_run:
             return conditions.probe(size, runs_plan=True)
@@ -91,6 +91,15 @@ def _likely_proves_plan(course: Course, size: int) -> bool:
     if not fits or not course.search.may_end_with(size):
         return False
     return longer_as_plan(fits, size, course.conditions.share) <= PARAMETERS.longest_as_plan
+
+
+def _may_refuse_small_updates(course: Course) -> bool:
+    """Return whether the first probe failed before training: some programs refuse fewer samples than 16 in an update.
+
+    Its two micro-batches of one sample were no update of the request. The updates of a plan are.
+    """
+    first = next(iter(course.searched), None)
+    return first is not None and first.outcome is Outcome.ERROR and first.phase is Phase.BUILD
 
 
 def _whole_share(course: Course) -> int | None:
