@@ -193,6 +193,17 @@ def test_a_command_that_takes_sizes_only_may_go_backward_twice_in_a_micro_batch(
     assert counted.statement.startswith("8 backward passes for 100 samples per update: 100; the command takes no")
 
 
+def test_an_optimizer_that_counts_nothing_leaves_the_verdict_to_another(folder: Path) -> None:
+    """As that of a generator, which made its samples when its critic was trained."""
+    rank(folder, 0, (4, 100, 100), (4, 100, 100), (4, None, None), (4, None, None))
+    path = folder / "1.jsonl"
+    head, *lines = path.read_text().splitlines()
+    lines[2:4] = [line.replace('"optimizer_number": 0', '"optimizer_number": 1') for line in lines[2:4]]
+    path.write_text("\n".join([head, *lines]) + "\n")
+    counted = judged(folder)
+    assert (counted.as_planned, len(counted.ranks)) == (True, 2)
+
+
 def test_a_batch_with_time_first_is_described_by_its_samples(folder: Path) -> None:
     """No data loader and not the first dimension, but another one has the size."""
     rank(folder, 0, (4, 140, None), (4, 140, None))

@@ -367,12 +367,17 @@ def test_a_command_that_derives_its_accumulation_is_taken_at_its_own_updates() -
 
 
 def test_two_backward_passes_for_each_micro_batch_are_no_accumulation() -> None:
-    """A critic takes real and made samples apart. The data loader says how many are of the batch."""
+    """A critic takes real and made samples apart. The data loader says how many are of the batch.
+
+    Its generator has a noise of as many, of which nothing is counted.
+    """
     course = tuning(argv=ARGV[:3])
     while (probe := course.next_probe()) is not None:
         size = probe.micro_batch_size
-        rank = CountedRank(rank=0, backward_passes=(2, 2), samples={"loader 1": (size,) * 2, "dimension 0": (9, 9)})
-        open_ = counted(probe, ranks=(rank,), accumulation_steps=None, as_planned=None, statement="2 passes; sizes")
+        critic = CountedRank(rank=0, backward_passes=(2, 2), samples={"loader 1": (size,) * 2, "dimension 0": (9, 9)})
+        generator = CountedRank(rank=0, optimizer="Adam 2", backward_passes=(1, 1))
+        ranks = (critic, generator)
+        open_ = counted(probe, ranks=ranks, accumulation_steps=None, as_planned=None, statement="2 passes; sizes")
         course.record(answer(probe, 400, counted=open_))
     found = course.recommendation(identifier="r", created_at=datetime(2026, 1, 1, tzinfo=UTC), total_seconds=1.0)
     assert plan_of(found).micro_batch_sizes == ((200,),)

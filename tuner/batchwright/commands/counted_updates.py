@@ -16,7 +16,7 @@ from typing import Any
 
 from batchwright.commands.reports import ReportedProcess, Reports
 from batchwright.commands.templates import Figures
-from batchwright.planning.proofs.counted_plans import own_steps, whole_updates
+from batchwright.planning.proofs.counted_plans import counts_nothing, own_steps, whole_updates
 from batchwright.schemas.command import CommandModel
 from batchwright.schemas.results import CountedRank, CountedUpdates
 from batchwright.units import counted as in_words
@@ -152,7 +152,7 @@ def _judge(
         unit = [] if model.samples_per_unit is None else [f"{model.samples_per_unit} of a count are a sample"]
         unit += [] if model.samples_dimension is None else [f"dimension {model.samples_dimension} counts them"]
         return None, f"{counted}; these are the planned samples, {planned}, given that {' and '.join(unit)}"
-    if None in verdicts:
+    if any(verdict is None and not counts_nothing(rank, ranks) for rank, verdict in zip(ranks, verdicts, strict=True)):
         return None, f"{counted}; not verified to be the {planned} planned samples"
     return True, f"{counted}, as planned"
 

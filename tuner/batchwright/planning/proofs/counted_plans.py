@@ -63,6 +63,11 @@ def own_steps(rank: CountedRank, size: int) -> int:
     return max((each for each in steps if passes % each == 0), default=passes)
 
 
+def counts_nothing(rank: CountedRank, ranks: Sequence[CountedRank]) -> bool:
+    """Return whether only other optimizers of a rank count samples, such as the one of a generator's critic."""
+    return not rank.samples and any(other.samples for other in ranks if other.rank == rank.rank)
+
+
 def _last_whole(rank: CountedRank, steps: int | None) -> int:
     """The place of the last whole update; without known steps, of those with the most backward passes."""
     whole = whole_updates(rank, steps) or [-1]
@@ -88,6 +93,8 @@ def judge_over_sizes(fit: ProbeResult, probes: Sequence[ProbeResult], share: int
     for rank in counted.ranks:
         others = [update for probe in fits for update in _updates(probe, rank)]
         verdict, note = _judge(_updates(fit, rank)[0], others)
+        if verdict is None and counts_nothing(rank, counted.ranks):
+            continue
         verdicts.append(verdict)
         notes.append(note)
     note = "; ".join(dict.fromkeys(filter(None, notes)))
