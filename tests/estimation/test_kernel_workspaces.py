@@ -241,6 +241,16 @@ def test_softmax_multiplies_its_gradient_by_its_result() -> None:
     assert inside(aten._softmax_backward_data.default, weights, weights, -1, torch.float32) == [weights.numel() * FLOAT]
 
 
+@pytest.mark.parametrize(("mode", "is_summed"), [("sum", True), ("mean", True), ("max", False)])
+def test_the_gradient_of_an_embedding_bag_is_summed_by_segment(mode: str, *, is_summed: bool) -> None:
+    """As that of an embedding, for sums and means of rows; maxima are written into the gradient."""
+    bags, indices, rows = torch.empty(8, 64, device="meta"), torch.empty(80, dtype=torch.int64, device="meta"), 1000
+    arguments = (bags, *[indices] * 5, rows, False, ("sum", "mean", "max").index(mode), False, None)
+    of_embedding = inside(aten.embedding_dense_backward.default, bags, indices, rows, -1, False)
+    assert inside(aten._embedding_bag_backward.default, *arguments) == of_embedding * is_summed
+    assert max(of_embedding) > 80 * 64 * FLOAT
+
+
 def test_other_kernels_hold_a_copy_of_their_input() -> None:
     """Losses and rolls that are several kernels."""
     values = torch.empty(6, 8, device="meta")

@@ -450,6 +450,7 @@ def test_an_error_of_the_workload_is_named() -> None:
     ("target", "message"),
     [
         ("mismatched", r"cannot be traced: RuntimeError: .* \(while tracing the operator aten\.mm\.default\)$"),
+        ("sparse", r"creates a sparse tensor \(aten\.\w+\.default\): it can be measured, not estimated"),
         ("unknown_operator", r"no fake impl registered .* \(while tracing the operator tests\.nameless\.default\)$"),
         (
             "flexible",
@@ -459,7 +460,7 @@ def test_an_error_of_the_workload_is_named() -> None:
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_an_operator_that_cannot_be_traced_is_named(target: str, message: str) -> None:
-    """An operator that refuses its arguments, one without a rule for tensors without values, and a compiled one."""
+    """An operator that refuses its arguments, a sparse result, one without a rule for fake tensors, a compiled one."""
     with pytest.raises(EstimateError, match=message):
         trace(python_spec(f"tests.support.traced_models:{target}"), 2, accumulates=True)
 

@@ -101,7 +101,8 @@ class Summed(Tokens):
     """Sums logits, so that their gradient is one number expanded to their shape."""
 
     def build_model(self) -> nn.Module:
-        """Sixteen numbers for each token, and a head without a bias."""
+        """Sixteen numbers for each token, and a head without a bias; torch_geometric asks for torch's build too."""
+        torch.__config__.show()
         return nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 5000, bias=False))
 
     def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
@@ -141,6 +142,18 @@ class Mismatched(Tokens):
         """Fails in the product."""
         logits = model(batch).flatten(0, 1)
         return {"loss": (torch.mm(logits, logits).sum(), len(batch))}
+
+
+class Sparse(Tokens):
+    """Has a sparse gradient."""
+
+    def build_model(self) -> nn.Module:
+        """Sixteen numbers for each token."""
+        return nn.Embedding(50, 16, sparse=True)
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """The sum of the numbers."""
+        return {"loss": (model(batch).sum(), len(batch))}
 
 
 @torch.library.custom_op("tests::nameless", mutates_args=())
@@ -394,6 +407,11 @@ def branches() -> Tokens:
 def mismatched() -> Tokens:
     """Fails in an operator."""
     return Mismatched()
+
+
+def sparse() -> Tokens:
+    """Cannot be traced either."""
+    return Sparse()
 
 
 def unknown_operator() -> Tokens:

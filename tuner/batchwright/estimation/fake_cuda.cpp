@@ -56,6 +56,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool compiledWithCuDNN() const override { return true; }
   long versionCuDNN() const override { return kCudnnVersion; }
   long versionRuntimeCuDNN() const { return kCudnnVersion; }
+  std::string showConfig() const override { return ""; }  // torch.__config__.show(), as libraries call when imported
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }

@@ -41,7 +41,7 @@ from batchwright.estimation.tracing.torch_internals import (
     HigherOrderOperator,
     OpOverload,
     backward_task,
-    is_sum_of_gradients_in_place,
+    operator_in_place,
     unset_fake_temporarily,
 )
 from batchwright.torch_internals import TorchDispatchMode
@@ -49,7 +49,6 @@ from batchwright.torch_internals import TorchDispatchMode
 _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
 _ITEM = LOCAL_SCALAR_DENSE
-_ADD_IN_PLACE = _aten.add_.Tensor
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
 """Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
@@ -154,8 +153,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if func is not _LIFT_FRESH:
             args = tuple(map_tensors(argument, self._to_fake) for argument in args)
         kwargs = {name: map_tensors(argument, self._to_fake) for name, argument in kwargs.items()}
-        if is_sum_of_gradients_in_place(func, args, kwargs, sys._getframe().f_back):  # noqa: SLF001 - C++ code calls this
-            func = _ADD_IN_PLACE
+        func = operator_in_place(func, args, kwargs, sys._getframe().f_back)  # noqa: SLF001 - C++ code calls this
         try:
             outputs = self._run(func, args, kwargs)
         except Exception as error:
@@ -178,6 +176,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         if not self._is_recording:
             return outputs
         on_device = [tensor for tensor in tensors_in((outputs,)) if tensor.device.type == self.device_type]
+        if any(tensor.layout is not torch.strided for tensor in on_device):
+            raise EstimateError(f"the workload creates a sparse tensor ({func}): it can be measured, not estimated")
         if on_device:
             for steps in self._steps(func, args, on_device):
                 self._record_kernel(func, args, steps)

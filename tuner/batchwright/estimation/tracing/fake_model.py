@@ -17,6 +17,7 @@ from batchwright.workloads.build import build_model
 
 _Value: TypeAlias = Any
 """An argument or a result of a torch function."""
+_HOST = torch.device("cpu")
 _INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", "uniform_", "zero_"})
 """Functions of ``torch.nn.init`` that a function mode sees, and the methods of tensors that the others call."""
 
@@ -98,6 +99,8 @@ class _WithoutValues(TorchFunctionMode):
             tensor = args[0] if args else keywords.get("tensor")
             if isinstance(tensor, nn.Parameter):
                 return tensor
+        if func is Tensor.cpu or (func is Tensor.to and args[1:] in {("cpu",), (_HOST,)}):
+            return args[0]  # a run builds the model on the CPU
         if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
             return _copied(*args)
         return func(*args, **keywords)

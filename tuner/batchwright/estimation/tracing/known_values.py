@@ -29,6 +29,9 @@ _MAX_OTHER_ELEMENTS = 2**12
 _ATTRIBUTE = "_batchwright_value"
 _aten = torch.ops.aten
 _WITHOUT_VALUES = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default}
+_COMPARISONS = {
+    getattr(getattr(_aten, name), kind) for name in ("lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")
+}
 _KEEPS_VALUES = {CHECK_AND_UNSCALE}
 """Writes an overflow flag to its second argument: in a trace there is no overflow."""
 
@@ -121,6 +124,8 @@ class KnownValues:
     def propagate(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any) -> None:  # noqa: ANN401 - an operator's results
         """Set the values of the results of ``func`` if those of its arguments are known."""
         inputs = list(tensors_in((*args, *kwargs.values())))
+        if func in _COMPARISONS:
+            self._set_stand_ins(inputs)
         if any(self.value_of(tensor) is None for tensor in inputs) or torch.Tag.nondeterministic_seeded in func.tags:
             self._invalidate_written(func, args, kwargs)
             return
@@ -131,6 +136,17 @@ class KnownValues:
         values = self.compute(func, args, kwargs)
         for result, value in zip(results, tensors_in((values,)), strict=False):
             setattr(result, _ATTRIBUTE, value)
+
+    def _set_stand_ins(self, compared: list[Tensor]) -> None:
+        """Compare unknown single whole numbers as what ``scalar`` returns for them, lest a size is less than its least.
+
+        ``max(positions.max() + 1, capacity)`` then is the capacity.
+        """
+        if all(tensor.dim() == 0 and not tensor.dtype.is_floating_point for tensor in compared):
+            for tensor in compared:
+                if self.value_of(tensor) is None and tensor.dtype is not torch.bool:
+                    with unset_fake_temporarily():
+                        self.set_value(tensor, torch.tensor(self.scalar(tensor), dtype=tensor.dtype))
 
     def compute(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
         """Run ``func`` on the known values of its arguments; None if the CPU has no kernel for it."""

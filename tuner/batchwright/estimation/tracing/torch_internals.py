@@ -75,6 +75,8 @@ ADDMM_ACTIVATION: OpOverload = _aten._addmm_activation.default  # noqa: SLF001
 CHECK_AND_UNSCALE: OpOverload = _aten._amp_foreach_non_finite_check_and_unscale_.default
 CUDNN_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_cudnn_attention_backward.default  # noqa: SLF001
 EFFICIENT_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
+EMBEDDING_BAG: OpOverload = _aten._embedding_bag.default  # noqa: SLF001
+EMBEDDING_BAG_BACKWARD: OpOverload = _aten._embedding_bag_backward.default  # noqa: SLF001
 FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
 FOREACH_NORM: OpOverload = _aten._foreach_norm.Scalar  # noqa: SLF001
 GROUPED_MM: OpOverload = _aten._grouped_mm.default  # noqa: SLF001
@@ -120,24 +122,41 @@ _ENGINE = "_engine_run_backward"
 """The Python function of autograd that calls its engine: the innermost one while C++ code runs a backward pass."""
 _ADD = torch.ops.aten.add.Tensor
 _ADDENDS = 2
+_INTO_ZEROS: Mapping[OpOverload, OpOverload] = {
+    _aten.scatter.src: _aten.scatter_.src,  # of maxima, medians and sorted values
+    _aten.scatter_add.default: _aten.scatter_add_.default,  # of gathered values
+    _aten.index_add.default: _aten.index_add_.default,  # of selected rows
+    _aten.index_put.default: _aten.index_put_.default,  # of indexed values
+    _aten.masked_scatter.default: _aten.masked_scatter_.default,  # of values at a mask
+    _aten.put.default: _aten.put_.default,  # of values at flat positions
+}
+"""Operators by which backward functions write a gradient into zeros, and what a device runs in their places."""
 
 
-def is_sum_of_gradients_in_place(
+def operator_in_place(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType | None
-) -> bool:
-    """Return whether autograd's engine adds a gradient to another one that it alone holds.
+) -> OpOverload:
+    """Return the operator that a device runs in the place of ``func``: one in place if nobody else holds the tensor.
 
-    It does so in place, but never while a dispatch mode is active (``can_accumulate_inplace`` in `input_buffer.cpp`):
-    a trace sees ``add`` where a device runs ``add_``. An addition in the formula of a backward function, which is rare,
-    looks the same. Python code that adds, as in a function of the user, is ``caller``.
+    Autograd's engine adds a gradient to another one that it alone holds in place, and backward functions write into
+    zeros that they have made, but neither does while a dispatch mode is active (``can_accumulate_inplace`` in
+    `input_buffer.cpp`, ``areAnyTensorSubclassLike`` in `FunctionsManual.cpp`): a trace sees ``add`` where a device runs
+    ``add_``. An addition in the formula of a backward function, which is rare, looks the same. Python code that adds,
+    as in a function of the user, is ``caller``.
     """
-    if func is not _ADD or len(args) != _ADDENDS or kwargs or backward_task() < 0 or torch.is_grad_enabled():
-        return False
+    in_place = _aten.add_.Tensor if func is _ADD else _INTO_ZEROS.get(func)
+    if in_place is None or backward_task() < 0 or torch.is_grad_enabled():
+        return func
     if caller is not None and caller.f_code.co_name != _ENGINE:
-        return False
-    first, second = args
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
-        return False
+        return func
+    first = args[0]
+    if func is _ADD and not (
+        len(args) == _ADDENDS
+        and not kwargs
+        and isinstance(args[1], Tensor)
+        and (first.shape, first.dtype) == (args[1].shape, args[1].dtype)
+    ):
+        return func
     storage = first.untyped_storage()  # holds the storage too
-    holders = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - see above
-    return holders == _ADDENDS and first.dtype == second.dtype and is_dense(first)
+    is_held_once = torch._C._storage_Use_Count(storage._cdata) == 2  # noqa: PLR2004, SLF001 - see above
+    return in_place if is_held_once and is_dense(first) else func

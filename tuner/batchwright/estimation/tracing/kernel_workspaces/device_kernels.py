@@ -17,6 +17,7 @@ from batchwright.estimation.tracing.kernel_workspaces.contiguous_copies import c
 from batchwright.estimation.tracing.kernel_workspaces.index_workspaces import (
     SUMMING_WORKSPACES,
     embedding_backward,
+    embedding_bag_backward,
     sorted_index_put,
 )
 from batchwright.estimation.tracing.kernel_workspaces.library_calls import (
@@ -50,6 +51,8 @@ from batchwright.estimation.tracing.torch_internals import (
     CUDNN_ATTENTION_BACKWARD,
     CUDNN_RNN,
     EFFICIENT_ATTENTION_BACKWARD,
+    EMBEDDING_BAG,
+    EMBEDDING_BAG_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
     GRU_CELL,
@@ -83,11 +86,13 @@ _MATRIX_PRODUCTS = frozenset(
 _ALLOCATED_IN_ORDER: Mapping[OpOverload, tuple[int, ...]] = {
     GRU_CELL: (1, 0),  # the workspace, then the state (`RNN.cu`)
     _aten.native_dropout.default: (1, 0),  # the mask, then the result (`dropout_cuda` in `Dropout.cu`)
+    EMBEDDING_BAG: (2, 1, 0, 3),  # the sizes and bags of the indices, then the result (`EmbeddingBag.cu`)
 }
 """Positions of the results of an operator, in the order in which its kernel allocates them where that is another."""
 
 _WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {
     _aten.embedding_dense_backward.default: SUMMING_WORKSPACES,
+    EMBEDDING_BAG_BACKWARD: SUMMING_WORKSPACES,
     CUDNN_ATTENTION_BACKWARD: 1,  # `run_cudnn_SDP_bprop` takes the gradients that it is to write
 }
 """Number of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""
@@ -97,6 +102,7 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     EFFICIENT_ATTENTION_BACKWARD: efficient_backward,
     CUDNN_ATTENTION_BACKWARD: cudnn_attention_backward,
     _aten.embedding_dense_backward.default: embedding_backward,
+    EMBEDDING_BAG_BACKWARD: embedding_bag_backward,
     PACK_SEQUENCES: packed_steps,
     _aten.index_put_.default: sorted_index_put,
     _aten.index_put.default: sorted_index_put,

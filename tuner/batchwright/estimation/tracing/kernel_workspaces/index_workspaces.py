@@ -10,6 +10,8 @@ from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYT
 from batchwright.schemas.gpus import KernelProfile
 
 _INDICES_PER_SUM = 10
+_MAXIMUM = 2
+"""Mode of an embedding bag."""
 SUMMING_WORKSPACES = 4
 """Number of the last workspaces of ``embedding_backward``, which come after the result: it is made between the two."""
 
@@ -40,6 +42,14 @@ def embedding_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: 
         per_partial_sum(INDEX_BYTES),
         per_partial_sum(sum_bytes),
     ]
+
+
+def embedding_bag_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[BlockBytes]:
+    """Workspaces of ``EmbeddingBag.cu``: those of an embedding for sums and means, and none for maxima."""
+    gradient, indices, rows, mode = args[0], args[1], args[6], args[8]
+    return [] if mode == _MAXIMUM else embedding_backward((gradient, indices, rows), outputs, profile)
 
 
 def sorted_index_put(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
