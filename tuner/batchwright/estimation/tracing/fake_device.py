@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.resources import files
 from importlib.util import find_spec
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from batchwright.torch_internals import operators_with_kernel
 
 _RANDOM_STATE_BYTES = 16
 """Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
+_NAME = "a card of a trace"
 _DROPOUT_INDEX = 4
 """Index among the arguments of attention: query, key, value, mask, dropout."""
 _SCAN = "mamba_selective_scan"
@@ -137,16 +139,34 @@ def _not_computed(*_args: object, **_options: object) -> None:
     raise NotImplementedError("a stand-in for CUDA computes nothing")
 
 
+def _is_importing() -> bool:
+    """Return whether a module is being imported: libraries look for torch's own CUDA then (bitsandbytes)."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the stack of this thread
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
 @contextmanager
 def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[None]:
     """Make the queries of ``torch.cuda`` return those of an idle GPU during the block.
 
-    Nothing is computed. ``torch.cuda.is_available()`` is unchanged, because torch initialises CUDA if it returns True.
+    Nothing is computed. Workloads choose devices and kernels by ``is_available()`` and by the capability. It is False
+    for modules that are imported meanwhile, which would look for a CUDA build.
     """
+
+    def properties(*_: object) -> SimpleNamespace:
+        major, minor = compute_capability()
+        return SimpleNamespace(name=_NAME, major=major, minor=minor)
+
     replacements: dict[str, Callable[..., Any]] = {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: not _is_importing(),
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "get_device_capability": lambda *_: compute_capability(),
+        "get_device_name": lambda *_: _NAME,
+        "get_device_properties": properties,
         "get_rng_state": lambda *_: torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8),
         "is_bf16_supported": lambda *_, **__: True,  # as torch returns for every GPU: older ones emulate bf16
         "set_rng_state": lambda *_: None,

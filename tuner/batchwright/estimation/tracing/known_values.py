@@ -14,11 +14,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from batchwright.errors import EstimateError
 from batchwright.estimation.tracing.torch_internals import (
     CHECK_AND_UNSCALE,
     FakeTensor,
     OpOverload,
     unset_fake_temporarily,
+    without_dispatch,
 )
 from batchwright.torch_internals import schema_of
 
@@ -120,6 +122,20 @@ class KnownValues:
             return None
         with unset_fake_temporarily():
             return int(value.max())
+
+    def array(self, tensor: Tensor, *, force: bool = False) -> Any:  # noqa: ANN401 - an array of NumPy, which may be missing
+        """Return the result of ``tensor.numpy()``, which has no rule for tensors without values.
+
+        Raises:
+            EstimateError: when the values are unknown.
+        """
+        value = self.value_of(tensor)
+        if value is None:
+            raise EstimateError(
+                "the workload reads values known only at run time (numpy): it can be measured, not estimated"
+            )
+        with without_dispatch():
+            return value.numpy(force=force)
 
     def propagate(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any) -> None:  # noqa: ANN401 - an operator's results
         """Set the values of the results of ``func`` if those of its arguments are known."""

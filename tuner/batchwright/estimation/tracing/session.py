@@ -41,6 +41,7 @@ from batchwright.estimation.tracing.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeStore,
+    FakeTensor,
     FakeTensorMode,
     ShardingPropagator,
     UnsupportedOperatorException,
@@ -55,6 +56,7 @@ from batchwright.training.fsdp import shard
 from batchwright.training.micro_batches.nested_batches import tensors_of
 from batchwright.training.micro_batches.splitting import sliced
 from batchwright.training.update_engine import UpdateEngine
+from batchwright.workloads.base import BuildsOptimizer
 from batchwright.workloads.build import build_workload, count_parameters
 
 _CUDNN_NOTE = "what cuDNN holds in recurrent layers was measured on an H100: cuDNN does not document it"
@@ -106,7 +108,8 @@ def trace(  # noqa: PLR0913 - the parameters that all traces of one workload sha
             optimizer are those of the GPU.
         shapes: a cache of operators' result shapes, shared by the traces of a process.
         warm_up: whether an update precedes the measured one, as in a probe. It is a copy of the measured update, less
-            the memory that libraries keep. Two updates of another loop are traced, since their first step differs.
+            the memory that libraries keep. Two updates of another loop, or of a workload's own optimizer, are traced,
+            since their first step differs.
         shards: whether each rank of an ``fsdp`` workload holds its shard, or the whole model, as in a probe.
         loop: the training loop that makes the updates.
 
@@ -213,6 +216,7 @@ class UpdateTrace:
         self._warms_up = warms_up
         self._has_updates = False
         self._workload = build_workload(spec)
+        self._has_first_step_of_its_own = loop != "batchwright" or isinstance(self._workload, BuildsOptimizer)
         with self._tracing():
             tracer.begin_section("build")
             model = build_fake_model(spec, self._workload, device, tracer)
@@ -272,7 +276,7 @@ class UpdateTrace:
                         if storage.data_ptr() not in recorded:
                             recorded.add(storage.data_ptr())
                             tracer.recorder.allocate(storage.nbytes(), Category.ACTIVATIONS)
-            if isinstance(engine, OtherLoop):
+            if self._has_first_step_of_its_own:
                 tracer.begin_section("first-update")
                 engine.update(micro_batches)
             tracer.begin_section("measured-update")
@@ -286,7 +290,7 @@ class UpdateTrace:
             label_live_blocks(tracer, engine)
         parameters = count_parameters(engine.model)
         found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
-        copies = self._warms_up and isinstance(engine, UpdateEngine)
+        copies = self._warms_up and not self._has_first_step_of_its_own
         traces = {}
         for profile in tracer.kernels.profiles:
             own = found.changed({block: nbytes.of(profile) for block, nbytes in tracer.recorder.differing.items()})
@@ -305,6 +309,11 @@ class UpdateTrace:
             self._emulated_cuda(),
             patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
             patch.object(nn.Module, "_apply", apply_to_fakes),
+            patch.object(FakeTensorMode, "avoid_device_init", True),  # though CUDA seems available
+            patch.object(FakeTensor, "numpy", lambda tensor, *, force=False: tracer.values.array(tensor, force=force)),
+            patch.object(
+                torch.backends.mha, "get_fastpath_enabled", lambda: False
+            ),  # fused layers, of less memory, take no fake tensors
             tracer.fakes,
             tracer,
             optimizer_gradients_labelled(tracer),

@@ -1,0 +1,141 @@
+"""Traces of workloads that ask torch and tensors what a trace has to answer as a card does."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from batchwright.estimation.tracing.session import trace
+from batchwright.workloads.base import LossTerms
+from tests.support.factories import python_spec
+from tests.support.traced import most_bytes, traced_on_cuda
+from tests.support.traced_models import Tokens
+
+CAPACITY = 40
+"""Least rows of ``Routed``."""
+COPIES = 64
+"""Copies of each gradient that the steps of ``Patient`` after its first one hold."""
+
+
+class Inquisitive(nn.Module):
+    """Chooses a device as many programs do, and makes a buffer on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import bitsandbytes  # noqa: F401 - looks for kernels of torch's CUDA build if there is a card
+
+        self.has_card = torch.cuda.is_available()
+        self.tokens = nn.Embedding(50, 16)
+        self.norm = nn.BatchNorm1d(16)
+        basis, _ = torch.linalg.qr(torch.randn(16, 16).cpu())
+        self.register_buffer("basis", basis * torch.randn(16).to("cpu"))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.frozen = nn.TransformerEncoder(layer, 1).requires_grad_(requires_grad=False).eval()
+
+    def train(self, mode: bool = True) -> "Inquisitive":  # noqa: FBT001, FBT002 - as torch declares it
+        """Leave the frozen part in eval mode, in which torch would run its fused operators."""
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """A number for each token."""
+        assert (
+            not ids.is_cuda
+            or torch.cuda.get_device_properties(ids.device).major == torch.cuda.get_device_capability()[0]
+        )
+        assert not ids.is_cuda or torch.cuda.get_device_name()
+        tokens = self.norm((self.tokens(ids) @ self.basis).transpose(1, 2)).transpose(1, 2)
+        with torch.no_grad():
+            context = self.frozen(tokens, src_key_padding_mask=ids < 0)
+        scale = torch.ones(16, device="cuda" if self.has_card else "cpu")
+        longest = int(np.asarray((ids >= 0).sum(1).cpu()).max())
+        numbers: Tensor = (tokens * scale + context)[:, :longest].sum(-1)
+        return numbers
+
+
+class Asks(Tokens):
+    """Trains the module above."""
+
+    def build_model(self) -> nn.Module:
+        """Small."""
+        return Inquisitive()
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum."""
+        return {"loss": (model(batch).sum(), len(batch))}
+
+
+class Routed(Tokens):
+    """Counts rows that are known only at run time, and takes no fewer than the capacity."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over rows for each token."""
+        logits = model(batch)
+        rows = int(max(logits.argmax(-1).max() + 1, CAPACITY))
+        return {"loss": (logits[..., None].expand(-1, -1, -1, rows).contiguous().sum(), len(batch))}
+
+
+class Patient(torch.optim.Optimizer):
+    """Only remembers in its first step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override] # without a loss
+        """Hold copies of each gradient from the second step on."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in self.state:
+                    parameter.data.sub_(parameter.grad.expand(COPIES, *parameter.shape).contiguous().mean(0))
+                self.state[parameter]["seen"] = True
+
+
+class Waits(Tokens):
+    """Trains with the optimizer above."""
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Of all parameters."""
+        return Patient(parameters)
+
+
+def asks() -> Tokens:
+    """Asks for the card, and reads numbers."""
+    return Asks()
+
+
+def routed() -> Tokens:
+    """Has a capacity."""
+    return Routed()
+
+
+def waits() -> Tokens:
+    """Has a first step of its own."""
+    return Waits()
+
+
+def test_a_workload_may_ask_for_the_card_and_read_known_values() -> None:
+    """A device chosen by ``is_available``, NumPy, a tensor moved to the CPU, and torch's fused layers in eval mode."""
+    spec = python_spec("tests.estimation.tracing.test_inquiries:asks")
+    case = {"name": "asks", "spec": spec.model_dump(mode="json"), "sizes": [2], "accumulates": True}
+    case["compute_capability"] = [8, 6]
+    (on_card,) = traced_on_cuda([case])["asks"]
+    on_host = trace(spec, 2, accumulates=True)
+    assert most_bytes(on_card) >= most_bytes(on_host) > 0
+
+
+def test_an_unknown_number_is_no_less_than_what_it_is_compared_with() -> None:
+    """The capacity of an expert is allocated where the numbers of its tokens are not known."""
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:routed"), 2, accumulates=True)
+    assert max(taken.sizes) == 2 * 6 * 50 * CAPACITY * 4
+    assert taken.notes == ("the workload reads whole numbers known only at run time: a stand-in was used",)
+
+
+def test_the_first_step_of_a_workloads_own_optimizer_is_not_that_of_later_updates() -> None:
+    """What later steps hold is part of the measured update."""
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:waits"), 2, accumulates=True)
+    largest = 50 * 32 * 4
+    assert most_bytes(taken, stretch="first-update") < COPIES * largest < most_bytes(taken, stretch="measured-update")
