@@ -10,12 +10,21 @@ from torch import Tensor
 from batchwright.estimation.allocator.config import rounded_up
 from batchwright.estimation.trace import Category, RowSums, SizedTrace, Trace
 from batchwright.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
-from batchwright.estimation.tracing.kernel_workspaces.device_kernels import CudaKernels, representative
+from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (
+    CudaKernels,
+    in_order_of_allocation,
+    representative,
+)
 from batchwright.estimation.tracing.kernel_workspaces.library_calls import library_call
+from batchwright.estimation.tracing.torch_internals import (
+    EFFICIENT_ATTENTION_BACKWARD,
+    FLASH_ATTENTION_BACKWARD,
+    OpOverload,
+)
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
 from batchwright.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
-from tests.support.factories import python_spec
+from tests.support.factories import python_spec, transformers_spec
 from tests.support.traced import traced_on_cuda
 
 aten = torch.ops.aten
@@ -41,6 +50,9 @@ def on_cuda() -> dict[str, list[Trace]]:
         }
         for name in ("summed", "convolved", "tokens")
     ]
+    patches = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    spec = transformers_spec("image-classification", patches, batch={"image_size": 224})
+    cases.append({**cases[0], "name": "patches", "spec": spec.model_dump(mode="json")})
     return traced_on_cuda(cases)
 
 
@@ -100,7 +112,7 @@ def test_expanded_gradients_are_made_contiguous() -> None:
 def inside(operator: Any, *arguments: Any, kernels: CudaKernels = A100) -> list[int]:
     """Bytes of the blocks that a kernel allocates inside."""
     blocks = kernels.temporary(operator, arguments, ())
-    return [block if isinstance(block, int) else block.nbytes for block in blocks]
+    return [block if isinstance(block, int) else block.nbytes for block in blocks if block]
 
 
 @pytest.mark.parametrize(
@@ -223,16 +235,16 @@ def test_efficient_attention_sums_gradients_in_tiles(
     operator = aten._scaled_dot_product_efficient_attention_backward.default
     assert inside(operator, *arguments) == workspaces
     copied = inside(operator, heads.contiguous(), *arguments[1:])
-    assert copied == [*workspaces, heads.numel() * heads.element_size()]
+    assert copied == [heads.numel() * heads.element_size(), *workspaces]
 
 
 def test_flash_attention_copies_gradients_whose_heads_are_apart() -> None:
     """And results; the kernel reads tokens with their heads side by side."""
     heads = torch.empty(2, 128, 3, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
     operator = aten._scaled_dot_product_flash_attention_backward.default
-    sums = [2 * 3 * 128 * 64 * FLOAT, 2 * 3 * 128 * FLOAT]
+    sums = [2 * 3 * 128 * FLOAT, 2 * 3 * 128 * 64 * FLOAT]
     assert inside(operator, heads, heads, heads, heads, heads) == sums
-    assert inside(operator, heads.contiguous(), heads, heads, heads, heads) == [*sums, heads.numel() * 2]
+    assert inside(operator, heads.contiguous(), heads, heads, heads, heads) == [heads.numel() * 2, *sums]
 
 
 def test_softmax_multiplies_its_gradient_by_its_result() -> None:
@@ -310,6 +322,28 @@ def convolution(dtype: torch.dtype = torch.float32, *, layout: torch.memory_form
 
 IMAGES, WEIGHT = 2 * 8 * 16 * 16, 8 * 8 * 3 * 3
 PLAIN, LAST = torch.contiguous_format, torch.channels_last
+
+
+def test_the_gradient_of_a_convolutions_bias_is_a_sum_of_rows(on_cuda: dict[str, list[Trace]]) -> None:
+    """Of images whose channels are neighbours, such as a transformer's patches."""
+    for size, taken in zip(SIZES, on_cuda["patches"], strict=True):
+        sums = [bound for bound in taken.bounds.values() if isinstance(bound, RowSums)]
+        assert (size * 14 * 14, 64) in [(each.rows, each.columns) for each in sums]
+
+
+@pytest.mark.parametrize("kernel", [FLASH_ATTENTION_BACKWARD, EFFICIENT_ATTENTION_BACKWARD])
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_attention_makes_its_gradients_between_copies_and_workspaces(kernel: OpOverload, *, is_dense: bool) -> None:
+    """The order in which ``mha_bwd`` and ``_efficient_attention_backward`` allocate."""
+    heads = torch.empty(2, 128, 4, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
+    gradient = heads if is_dense else heads.contiguous()
+    results = [heads] * 3
+    steps = in_order_of_allocation(
+        kernel, A100.temporary(kernel, (gradient, heads, heads, heads, heads), results), results
+    )
+    at = next(index for index, step in enumerate(steps) if step is heads)
+    assert at == (not is_dense)
+    assert all(step is heads for step in steps[at : at + 3])
 
 
 def test_a_measured_workspace_replaces_the_assumed_one() -> None:

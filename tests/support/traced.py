@@ -75,6 +75,7 @@ def _trace(cases: list[dict[str, Any]], path: Path) -> None:
             processes=3 if "forked" in case else 1,
             shapes=shapes,
             loop=case.get("loop", "batchwright"),
+            share=case.get("share"),
         )
         runs.prepare((profile,), case["sizes"], accumulates=case["accumulates"])
         assert len(runs._traces) == case.get("forked", 0), case["name"]

@@ -137,11 +137,11 @@ def accumulates_at_first(request: EstimateRequest) -> bool:
 
     The others are traced where a GPU needs them: they are not, where the whole share surely fits.
     """
-    share = _share_of(request)
+    share = share_of(request)
     return share is None or (share > _SMALL_SHARE and request.micro_batch_size != share)
 
 
-def _share_of(request: EstimateRequest) -> int | None:
+def share_of(request: EstimateRequest) -> int | None:
     """Return the samples of a rank in one update; None when no effective batch was requested."""
     batch = request.effective_batch_size
     return None if batch is None else share_per_rank(batch, request.spec.parallelism.world_size)[0]
@@ -185,7 +185,7 @@ class _Workload:
     ) -> None:
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
         self.traced = traced
-        self.share = _share_of(request)
+        self.share = share_of(request)
         self.accumulating = MemoryCurve(traced, settings, accumulates=True, searches=searches)
         self.single = MemoryCurve(traced, settings, accumulates=False, searches=searches)
         several = accumulates_at_first(request)

@@ -51,6 +51,10 @@ _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
 _ITEM = LOCAL_SCALAR_DENSE
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
+_SUM = _aten.sum.dim_IntList
+_CONVOLUTION_BACKWARD = _aten.convolution_backward.default
+_CONVOLUTION_MASK_AT = 10
+"""Position of ``output_mask`` among the arguments: whether images, weight and bias have gradients."""
 """Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 _GROUPED_TYPES = {torch.float32, torch.float16, torch.bfloat16}
@@ -205,7 +209,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return (recurrent_forward_steps(args, on_device, is_miopen=self.kernels.has_miopen),)
         if func is CUDNN_RNN_BACKWARD:
             return recurrent_backward_steps(args, on_device, is_miopen=self.kernels.has_miopen)
-        return (in_order_of_allocation(func, self.kernels.temporary(func, args, on_device), on_device),)
+        temporary = self.kernels.temporary(func, args, on_device)
+        if func is _CONVOLUTION_BACKWARD and args[_CONVOLUTION_MASK_AT][2]:  # a sum for the bias follows
+            *gradients, of_bias = on_device
+            with self.fakes:
+                by_channel = args[0].movedim(1, -1)
+            sums = self.kernels.temporary(_SUM, (by_channel, range(by_channel.dim() - 1)), [of_bias])
+            return in_order_of_allocation(func, temporary, gradients), (of_bias, *sums)
+        return (in_order_of_allocation(func, temporary, on_device),)
 
     def _record_kernel(
         self, func: OpOverload, args: tuple[Any, ...], steps: Sequence[BlockBytes | SharedBytes | Tensor]

@@ -1,6 +1,7 @@
 """The updates of other frameworks' training loops, of which an estimate traces the memory."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 from unittest.mock import patch
 
@@ -10,11 +11,12 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # DDP tak
 from torch.nn.parallel import DistributedDataParallel
 
 from batchwright.errors import EstimateError
+from batchwright.estimation.tracing.recorder import Recorder
 from batchwright.estimation.tracing.torch_internals import VERIFY_SHAPES
 from batchwright.schemas.estimates import Loop
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 from batchwright.training.micro_batches.loss_window import named_terms
-from batchwright.training.micro_batches.nested_batches import to_device
+from batchwright.training.micro_batches.nested_batches import tensors_of, to_device
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.optimizers import build_optimizer
 from batchwright.training.update_engine import autocast, loss_scaler
@@ -27,12 +29,13 @@ class OtherLoop:
     All sum gradients in place and allocate the optimizer's state in its first step. A model of transformers computes
     its own loss, of its logits in fp32. Written after:
 
-    * ``hugging-face``: ``Trainer.training_step`` of transformers 5.23, whose outputs are gone when the backward pass
-      begins. Under autocast they are converted to fp32 (``prepare_model`` of accelerate 1.15).
+    * ``hugging-face``: ``Trainer`` of transformers 5.23, which moves all micro-batches of an update to the device
+      before it begins (``get_batch_samples``). In ``training_step`` the outputs are gone when the backward pass begins.
+      Under autocast they are converted to fp32 (``prepare_model`` of accelerate 1.15).
     * ``lightning``: the automatic optimization of Lightning 2.6, which clears gradients after the first forward pass of
-      an update, not before it.
+      an update, not before it. It keeps a batch until its step has ended.
     * ``plain``: the loop of tutorials. Its variable ``outputs`` keeps the logits over the backward pass and until the
-      next forward pass has ended.
+      next forward pass has ended, and its batch stays until the next one is on the device.
 
     Over several ranks, they have torch's ``DistributedDataParallel``, whose buckets are a copy of all gradients.
     Lightning builds it on a stream of its own, whose memory the allocator keeps apart: that is not traced.
@@ -43,10 +46,20 @@ class OtherLoop:
         workload: computes the loss of other models.
         model: on its device.
         device: the device of the model.
+        recorder: of the trace.
+        share: samples of a rank in an update; None if they are those of the micro-batches that are traced.
     """
 
-    def __init__(
-        self, loop: Loop, spec: WorkloadSpec, workload: Workload, model: nn.Module, device: torch.device
+    def __init__(  # noqa: PLR0913 - the parts of a run
+        self,
+        loop: Loop,
+        spec: WorkloadSpec,
+        workload: Workload,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        recorder: Recorder,
+        share: int | None,
     ) -> None:
         self.model = model
         self.averages: list[Tensor] = []
@@ -56,7 +69,9 @@ class OtherLoop:
         self._scaler = loss_scaler(spec, device)
         self._loop, self._spec, self._workload, self._device = loop, spec, workload, device
         self._floating = torch.bfloat16 if spec.precision == "bf16" else None
+        self._recorder, self._share = recorder, share
         self._outputs: object = None
+        self._batches: list[Batch] = []
         if loop == "hugging-face" and isinstance(spec.model, TransformersModel):
             model.config.use_cache = False  # type: ignore[union-attr] # a config of transformers
         self.buckets: list[Tensor] = []
@@ -64,8 +79,15 @@ class OtherLoop:
 
     def update(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Make one optimizer update over ``micro_batches``."""
+        gathers = self._loop == "hugging-face"
+        if gathers:
+            self._batches = self._gathered(micro_batches)
         for number, micro_batch in enumerate(micro_batches):
-            loss = self._loss(to_device(micro_batch.batch, self._device, self._floating), micro_batch.size)
+            if self._loop == "lightning":
+                self._batches = []
+            if not gathers:
+                self._batches = [self._moved(micro_batch)]
+            loss = self._loss(self._batches[number if gathers else 0], micro_batch.size)
             if self._loop == "lightning" and not number:
                 self.optimizer.zero_grad()
             self._scaler.scale(loss / len(micro_batches)).backward()  # type: ignore[no-untyped-call]
@@ -76,6 +98,17 @@ class OtherLoop:
         self._scaler.update()
         if self._loop != "lightning":
             self.optimizer.zero_grad()
+
+    def _moved(self, micro_batch: MicroBatch) -> Batch:
+        return to_device(micro_batch.batch, self._device, self._floating)
+
+    def _gathered(self, micro_batches: Sequence[MicroBatch]) -> list[Batch]:
+        """Move the micro-batches that are traced, in whose place all samples of the update are recorded."""
+        batches = [self._moved(micro_batch) for micro_batch in micro_batches]
+        if self._share is not None:
+            traced = sum(micro_batch.size for micro_batch in micro_batches)
+            self._recorder.scale(tensors_of(batches), Fraction(self._share, traced))
+        return batches
 
     def _loss(self, batch: Batch, samples: int) -> Tensor:
         with autocast(self._spec, self._device):

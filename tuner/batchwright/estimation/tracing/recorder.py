@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import partial
 
 import torch
@@ -123,6 +124,11 @@ class Recorder:
             block = self.block_of(tensor)
             if block is not None:
                 self.categories.setdefault(block, category)
+
+    def scale(self, tensors: Iterable[Tensor], factor: Fraction) -> None:
+        """Multiply the bytes of the blocks of ``tensors``, which stand for others too."""
+        for block in {block for tensor in tensors if (block := self.block_of(tensor)) is not None}:
+            self.sizes[block] = int(self.sizes[block] * factor)
 
     def divide(self, tensor: Tensor, parts: int, *, kept: int) -> None:
         """Record the block of ``tensor`` as equal parts, of which only ``kept`` are allocated. Once for each block."""

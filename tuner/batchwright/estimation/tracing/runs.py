@@ -36,6 +36,7 @@ class TracedRuns:
         warm_up: as in ``batchwright.estimation.tracing.session.trace``.
         shards: as in ``batchwright.estimation.tracing.session.trace``.
         loop: as in ``batchwright.estimation.tracing.session.trace``.
+        share: as in ``batchwright.estimation.tracing.session.trace``.
 
     Attributes:
         parameters: number of the model's parameters; 0 before the first trace.
@@ -52,10 +53,18 @@ class TracedRuns:
         warm_up: bool = True,
         shards: bool = True,
         loop: Loop = "batchwright",
+        share: int | None = None,
     ) -> None:
         self._processes = processes
         self._begin = partial(
-            begin_trace, spec, shim=shim, shapes=shapes or ShapeCache(), warm_up=warm_up, shards=shards, loop=loop
+            begin_trace,
+            spec,
+            shim=shim,
+            shapes=shapes or ShapeCache(),
+            warm_up=warm_up,
+            shards=shards,
+            loop=loop,
+            share=share,
         )
         self._alike: dict[Profile, tuple[Profile, ...]] = {
             profile: (profile, *(other for other in profiles if other != profile)) for profile in profiles

@@ -96,6 +96,7 @@ def trace(  # noqa: PLR0913 - the parameters that all traces of one workload sha
     warm_up: bool = True,
     shards: bool = True,
     loop: Loop = "batchwright",
+    share: int | None = None,
 ) -> Trace:
     """Trace the blocks that building the workload and running its updates allocate.
 
@@ -112,13 +113,14 @@ def trace(  # noqa: PLR0913 - the parameters that all traces of one workload sha
             since their first step differs.
         shards: whether each rank of an ``fsdp`` workload holds its shard, or the whole model, as in a probe.
         loop: the training loop that makes the updates.
+        share: samples of a rank in an update, which some loops hold on the device; None for those that are traced.
 
     Raises:
         SpecError, WorkloadError: when the workload cannot be built.
         EstimateError: when the workload cannot be traced.
     """
     with begin_trace(
-        spec, profiles=(profile,), shim=shim, shapes=shapes, warm_up=warm_up, shards=shards, loop=loop
+        spec, profiles=(profile,), shim=shim, shapes=shapes, warm_up=warm_up, shards=shards, loop=loop, share=share
     ) as common:
         return common.trace_updates(micro_batch_size, accumulates=accumulates).traces[profile]
 
@@ -143,6 +145,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     warm_up: bool = True,
     shards: bool = True,
     loop: Loop = "batchwright",
+    share: int | None = None,
 ) -> Iterator[UpdateTrace]:
     """Trace the part that is equal for all micro-batch sizes. Other arguments, and errors, are those of ``trace``.
 
@@ -155,6 +158,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
         warm_up: as in ``trace``.
         shards: as in ``trace``.
         loop: as in ``trace``.
+        share: as in ``trace``.
     """
     is_gpu = profiles[0] is not None
     # The defaults of the kind of device: torch would choose others for fake parameters.
@@ -182,7 +186,7 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
             stack.enter_context(_fake_process_group(ranks))
         if sharded:
             stack.enter_context(_recorded_shards(tracer))
-        yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up, loop=loop)
+        yield UpdateTrace(spec, device, tracer, emulation, sharded=sharded, warms_up=warm_up, loop=loop, share=share)
 
 
 class UpdateTrace:
@@ -196,6 +200,7 @@ class UpdateTrace:
         sharded: whether each rank holds its shard.
         warms_up: whether an update precedes the measured one.
         loop: the training loop that makes the updates.
+        share: as in ``trace``.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a trace
@@ -208,6 +213,7 @@ class UpdateTrace:
         sharded: bool,
         warms_up: bool,
         loop: Loop,
+        share: int | None,
     ) -> None:
         self._spec = spec
         self._device = device
@@ -232,7 +238,9 @@ class UpdateTrace:
                     parameter.register_post_accumulate_grad_hook(label)  # type: ignore[no-untyped-call]
             self._engine: UpdateEngine | OtherLoop
             if loop != "batchwright":
-                self._engine = OtherLoop(loop, spec, self._workload, model, device)
+                self._engine = OtherLoop(
+                    loop, spec, self._workload, model, device, recorder=tracer.recorder, share=share
+                )
                 return
             self._engine = UpdateEngine(
                 spec,

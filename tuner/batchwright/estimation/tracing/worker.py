@@ -14,7 +14,7 @@ from pathlib import Path
 from batchwright.errors import BatchwrightError, EstimateError, SpecError
 from batchwright.estimation.cuda_shim import NoCompilerError, Shim, load_shim
 from batchwright.estimation.protocol import EstimatePaths, TraceFailure, untraceable
-from batchwright.estimation.verdict import TracedWorkload, accumulates_at_first, make_estimate, profiles
+from batchwright.estimation.verdict import TracedWorkload, accumulates_at_first, make_estimate, profiles, share_of
 from batchwright.hardware.failures import FailureKind, classify_exception
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.schemas.estimates import Estimate, EstimateRequest
@@ -110,7 +110,8 @@ def _trace_profiles(
 
     distinct = tuple(dict.fromkeys(map(representative, wanted)))
     traced = tuple(dict.fromkeys(map(traced_profile, distinct)))
-    runs = TracedRuns(request.spec, traced, shim=shim, processes=default_process_count(), loop=request.loop)
+    share, processes = share_of(request), default_process_count()
+    runs = TracedRuns(request.spec, traced, shim=shim, processes=processes, loop=request.loop, share=share)
     runs.prepare(traced, TRACED_SIZES, accumulates=accumulates_at_first(request))
     known = {profile: SizedWorkload(runs, profile) for profile in distinct}
     return {profile: known[representative(profile)] for profile in wanted}

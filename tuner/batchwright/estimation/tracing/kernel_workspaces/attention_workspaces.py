@@ -15,16 +15,15 @@ _LOCK_BYTES = 16
 
 
 def flash_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
-    """Workspaces of FlashAttention-2's ``mha_bwd``: the query's gradient in fp32, row sums, gradients per head."""
+    """Workspaces of FlashAttention-2's ``mha_bwd``: row sums, the query's gradient in fp32, gradients per head."""
     del outputs, profile
     gradient, query, key, _, out = args[:5]
     batch, heads, length, width = query.shape
     rows = batch * heads * rounded_up(length, 128)
-    workspaces = [rows * rounded_up(width, 32) * FLOAT_BYTES, rows * FLOAT_BYTES]
-    workspaces += [bytes_of(tensor) for tensor in (gradient, out) if not _is_dense_by_token(tensor)]
-    if key.shape[1] != heads:  # each query head's own, summed over the group afterwards
-        workspaces += [batch * heads * key.shape[2] * width * query.element_size()] * 2
-    return workspaces
+    copies = [bytes_of(tensor) for tensor in (gradient, out) if not _is_dense_by_token(tensor)]
+    # each query head's own, summed over the group afterwards
+    expanded = batch * heads * key.shape[2] * width * query.element_size() if key.shape[1] != heads else 0
+    return [*copies, rows * FLOAT_BYTES, rows * rounded_up(width, 32) * FLOAT_BYTES, expanded, expanded]
 
 
 def efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
@@ -46,8 +45,8 @@ def efficient_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: 
     sums *= batch * heads
     delta = batch * heads * length * FLOAT_BYTES
     product = delta * value.shape[3]
-    workspaces = [delta, sums] if is_half or sums > product + delta else [product, delta, delta]
-    return workspaces if _is_dense_by_token(gradient) else [*workspaces, bytes_of(gradient)]
+    workspaces = [delta, sums, 0] if is_half or sums > product + delta else [product, delta, delta]
+    return workspaces if _is_dense_by_token(gradient) else [bytes_of(gradient), *workspaces]
 
 
 def _is_dense_by_token(heads: Tensor) -> bool:

@@ -93,6 +93,8 @@ _ALLOCATED_IN_ORDER: Mapping[OpOverload, tuple[int, ...]] = {
 _WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {
     _aten.embedding_dense_backward.default: SUMMING_WORKSPACES,
     EMBEDDING_BAG_BACKWARD: SUMMING_WORKSPACES,
+    FLASH_ATTENTION_BACKWARD: 4,  # `mha_bwd` and `_efficient_attention_backward` make the gradients first
+    EFFICIENT_ATTENTION_BACKWARD: 3,
     CUDNN_ATTENTION_BACKWARD: 1,  # `run_cudnn_SDP_bprop` takes the gradients that it is to write
 }
 """Number of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""

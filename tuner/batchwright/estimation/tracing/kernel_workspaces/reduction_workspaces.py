@@ -53,7 +53,7 @@ def partial_sums(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kernel
     del outputs
     values = args[0]
     summed = {dimension % max(1, values.dim()) for dimension in (args[1] if len(args) > 1 else ()) or ()}
-    is_divided_so = summed and max(summed) < values.dim() - 1 and values.is_contiguous() and values.numel()
+    is_divided_so = summed and max(summed) < values.dim() - 1 and values.numel() and _has_dense_rows(values, summed)
     if not is_divided_so or profile.kind == "rocm":  # where the kernel divides its work otherwise
         return []
     rows = prod(values.shape[dimension] for dimension in summed)
@@ -66,6 +66,15 @@ def partial_sums(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kernel
             threads=profile.resident_threads or most_resident_threads(profile),
         )
     ]
+
+
+def _has_dense_rows(values: Tensor, summed: set[int]) -> bool:
+    """Return whether values are contiguous, or rows of neighbours that lie apart and are all summed."""
+    row = range(max(summed) + 1, values.dim())
+    is_dense = values[(0,) * row.start].is_contiguous()
+    least = min((values.stride(at) for at in summed if values.shape[at] > 1), default=0)
+    rows_apart = len(summed) == row.start and is_dense and least >= prod(values.shape[at] for at in row)
+    return values.is_contiguous() or rows_apart
 
 
 def most_resident_threads(profile: KernelProfile) -> int:
