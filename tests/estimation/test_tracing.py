@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig
 
 from batchwright.errors import EstimateCancelledError, EstimateError, EstimateTimedOutError, SpecError
 from batchwright.estimation import attention_kernels
+from batchwright.estimation.allocator.replay import replay
 from batchwright.estimation.attention_kernels import Attention, Kernel, choose_kernel
 from batchwright.estimation.client import estimate
 from batchwright.estimation.cuda_shim import NoCompilerError, _digest, _torch_folder, compile_cached
@@ -517,6 +519,31 @@ def test_a_loop_takes_a_loss_in_any_form(loop: Loop) -> None:
         for form in ("layered", "averaged")
     )
     assert most_bytes(averaged) == pytest.approx(most_bytes(summed), abs=16 * 512)
+
+
+def test_other_loops_keep_their_batches_on_the_device() -> None:
+    """The Trainer has all samples of an update there, and the others those that they train on."""
+    spec = python_spec("tests.support.traced_models:layered", layer="GELU")
+    case = {
+        "spec": spec.model_copy(update={"precision": "bf16-mixed"}).model_dump(mode="json"),
+        "sizes": [4001],
+        "accumulates": True,
+        "compute_capability": [9, 0],
+    }
+    loops: dict[tuple[Loop, int | None], list[int]] = {
+        ("plain", None): [4001],
+        ("lightning", None): [4001],
+        ("hugging-face", None): [4001, 4001],
+        ("hugging-face", 20_002): [10_001, 10_001],  # the two that are traced stand for all
+    }
+    cases = [{**case, "name": f"{loop} {share}", "loop": loop, "share": share} for loop, share in loops]
+    found = traced_on_cuda(cases)
+    for (loop, share), samples in loops.items():
+        (taken,) = found[f"{loop} {share}"]
+        peak = replay(taken.events, taken.sizes).peak_position
+        events = Counter(event if event >= 0 else ~event for event in taken.events[: peak + 1])
+        live = [taken.sizes[block] for block, count in events.items() if count == 1]
+        assert [size // 32 for size in live if size in {4001 * 32, 10_001 * 32}] == samples
 
 
 def test_a_norm_over_ranks_is_named() -> None:

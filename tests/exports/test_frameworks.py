@@ -17,7 +17,7 @@ from batchwright.exports.registry import TARGETS, export
 from batchwright.schemas.dataset.preference_spec import PreferenceSpec
 from batchwright.schemas.workload import WorkloadSpec
 from tests.support.exports.plans import plan
-from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, transformers_spec
+from tests.support.factories import CPU, CUDA, gpt_spec, mlp_spec, python_spec, resnet_spec, transformers_spec
 
 SCHEMAS = Path(__file__).parent / "schemas"
 FRAMEWORKS = ("pytorch", "hugging-face", "accelerate", "lightning", "deepspeed")
@@ -331,6 +331,13 @@ def test_deepspeed_allows_untested_optimizers_for_sgd_shards() -> None:
 
     assert read(made("deepspeed", spec, ranks=2))["zero_allow_untested_optimizer"] is True
     assert "zero_allow_untested_optimizer" not in read(made("deepspeed", spec))
+
+
+def test_images_on_the_device_are_warned_of() -> None:
+    """The Trainer has those of all micro-batches there; numbers for tokens are few, and so is a single micro-batch."""
+    assert "samples-on-device" in warned(made("hugging-face", resnet_spec()))
+    assert "samples-on-device" not in warned(made("hugging-face", resnet_spec(), batch=8))
+    assert "samples-on-device" not in warned(made("hugging-face", gpt_spec()))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

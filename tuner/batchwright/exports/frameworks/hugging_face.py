@@ -15,6 +15,7 @@ from batchwright.exports.spec_advice import (
     token_weighting,
     torch_call,
 )
+from batchwright.schemas.workload import TransformersModel, WorkloadSpec
 
 NEWEST, FIVE, FOUR = "5.23", "5.0", "4.57"
 
@@ -114,6 +115,11 @@ def _warnings(context: ExportContext) -> Warnings:
         f"{dropped_samples(context, '`dataloader_drop_last`')} If the dataset has no length, that update is "
         "never made, and its gradient joins the next epoch's first update: give the dataset a length."
     )
+    if context.plan.gradient_accumulation_steps > 1 and _has_large_samples(spec):
+        found["samples-on-device"] = (
+            "The Trainer moves all samples of an update to the device before it begins; the probes had one micro-batch "
+            "there. Given the effective batch, `batchwright estimate --loop hugging-face` counts them."
+        )
     if _has_optimizer(context):
         found |= left_out(context, "default-learning-rate")
     else:
@@ -130,6 +136,12 @@ def _warnings(context: ExportContext) -> Warnings:
         )
     parts = OF_THE_WORKLOAD[:-1] if _smoothing(context) else OF_THE_WORKLOAD
     return found | left_out(context, "sharding-left-out", *parts)
+
+
+def _has_large_samples(spec: WorkloadSpec) -> bool:
+    """Return whether a sample may be more than some numbers for each token, such as an image or a recording."""
+    hears = isinstance(spec.model, TransformersModel) and spec.model.task in {"speech-seq2seq", "ctc", "contrastive"}
+    return hears or spec.batch.image_size is not None or spec.model.kind == "python"
 
 
 def _arguments(context: ExportContext) -> tuple[str, ...]:
