@@ -15,6 +15,7 @@ from batchwright.estimation.tracing.kernel_workspaces.device_kernels import (
     in_order_of_allocation,
     representative,
 )
+from batchwright.estimation.tracing.kernel_workspaces.kept_storages import in_kept_storage
 from batchwright.estimation.tracing.kernel_workspaces.library_calls import library_call
 from batchwright.estimation.tracing.torch_internals import (
     EFFICIENT_ATTENTION_BACKWARD,
@@ -267,11 +268,81 @@ def test_other_kernels_hold_a_copy_of_their_input() -> None:
     """Losses and rolls that are several kernels."""
     values = torch.empty(6, 8, device="meta")
     whole = values.numel() * FLOAT
-    assert inside(aten.mse_loss.default, values, values) == [whole]
-    assert inside(aten.binary_cross_entropy_with_logits.default, values, values) == [whole, whole]
+    for loss in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss):
+        assert inside(loss.default, values, values) == [whole]
+        assert inside(loss.default, values, values, 0) == []
+    assert inside(aten.soft_margin_loss_backward.default, torch.ones(()), values, values) == [whole, whole]
     assert inside(aten.logsumexp.default, values, [1]) == [whole]
+    assert inside(aten.im2col.default, values) == [whole]
     assert inside(aten.roll.default, values, [1], [0]) == []
     assert inside(aten.roll.default, values, [1, 1], [0, 1]) == [whole]
+
+
+def test_a_loss_keeps_the_storage_of_its_terms() -> None:
+    """Until the loss itself is freed; so do the gradients of ``unfold``, whose patches overlap."""
+    values, patches = torch.ones(6, 8), torch.ones(2, 27, 16)
+    for loss, *options in ((aten.mse_loss,), (aten.smooth_l1_loss,), (aten.binary_cross_entropy, None)):
+        for reduction, elements in ((0, 1), (1, 48), (2, 48)):
+            number = torch.ones(())
+            kept = in_kept_storage(loss.default, (values, values, *options, reduction), number)
+            assert (kept.shape, kept.untyped_storage().nbytes()) == (number.shape, elements * FLOAT)
+    images = in_kept_storage(aten.col2im.default, (patches, [4, 4]), torch.ones(2, 3, 4, 4))
+    assert (images.shape, images.stride()) == ((2, 3, 4, 4), (48, 16, 4, 1))
+    assert images.untyped_storage().nbytes() == patches.numel() * FLOAT
+
+
+def test_gradients_of_distances_hold_those_of_all_pairs() -> None:
+    """A gradient for each pair of rows, as wide as a row."""
+    rows, others = torch.empty(2, 5, 3, device="meta"), torch.empty(2, 7, 3, device="meta")
+    gradient = torch.empty(2, 5, 7, device="meta")
+    assert inside(aten._cdist_backward.default, gradient, rows, others, 1.0, gradient) == [2 * 5 * 7 * 3 * FLOAT]
+    assert inside(aten._pdist_backward.default, rows[0, :, 0], rows[0], 2.0, rows) == [4 * 5 * 3 * FLOAT]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimension", "bytes_of_a_value"),
+    [((5000,), 0, 8 + 12), ((64, 5000), 1, 8 + 12 + 12), ((128, 5000), 1, 8 + 12), ((5000, 64), 0, 32 + 4 + 12)],
+    ids=["one row", "few rows", "many rows", "columns"],
+)
+def test_long_rows_are_sorted_by_cub(shape: tuple[int, ...], dimension: int, bytes_of_a_value: int) -> None:
+    """As measured on virtual cards. Shorter rows are sorted in place."""
+    values = torch.empty(shape, device="meta")
+    assert inside(aten.sort.default, values, dimension) == [values.numel() * bytes_of_a_value]
+    assert inside(aten.sort.default, torch.empty(64, 4096, device="meta")) == [4096 * 8]
+
+
+def test_values_are_converted_before_they_are_added() -> None:
+    """Booleans to 64 bits; what is real of complex numbers is computed as complex numbers."""
+    values = torch.empty(6, 8, device="meta")
+    assert inside(aten.cumsum.default, values, 1) == []
+    assert inside(aten.cumsum.default, values > 0, 1) == [values.numel() * 8]
+    assert inside(aten.abs.default, values) == []
+    assert inside(aten.abs.default, torch.complex(values, values)) == [values.numel() * 2 * FLOAT]
+
+
+def test_means_by_index_count_their_terms() -> None:
+    """As many as there are sums, ones as many as terms, and a byte for each sum."""
+    sums, terms = torch.empty(6, 8, device="meta"), torch.empty(9, 8, device="meta")
+    scatter = aten.scatter_reduce.two
+    assert inside(scatter, sums, 0, terms.long(), terms, "mean") == [48 * FLOAT, 72 * FLOAT, 48]
+    assert inside(scatter, sums, 0, terms.long(), terms, "amax") == []
+
+
+def test_convolutions_copy_into_the_format_of_images_or_weight() -> None:
+    """All in channels last, if the images or the weight are; one channel has both formats, but not by its strides."""
+    images, weight = torch.ones(2, 8, 4, 4), torch.ones(16, 8, 3, 3)
+    gradient = torch.ones(2, 16, 2, 2)
+    last = [each.contiguous(memory_format=torch.channels_last) for each in (gradient, images, weight)]
+    backward = aten.convolution_backward.default
+    nbytes = [each.numel() * FLOAT for each in (gradient, images, weight)]
+    assert contiguous_copies(backward, (gradient, images, weight)) == []
+    assert contiguous_copies(backward, last) == []
+    assert contiguous_copies(backward, (gradient, last[1], weight)) == [nbytes[0], nbytes[2]]
+    assert contiguous_copies(backward, (gradient, images, last[2])) == nbytes[:2]
+    depthwise = torch.ones(8, 1, 3, 3)
+    convolution = aten.convolution.default
+    assert contiguous_copies(convolution, (images, depthwise)) == []
+    assert contiguous_copies(convolution, (images, depthwise.to(memory_format=torch.channels_last))) == [nbytes[1]]
 
 
 def test_the_gradient_of_summed_logits_is_copied_once(on_cuda: dict[str, list[Trace]]) -> None:
@@ -376,7 +447,8 @@ def test_a_measured_workspace_is_that_of_its_kind(
     assert call is not None
     assert call.kind == kind
     found = measured(kind, 3).temporary(aten.convolution.default, arguments, results)
-    assert found == (3 * call.operand_bytes,)
+    copies = contiguous_copies(aten.convolution.default, arguments)
+    assert found == (*copies, 3 * call.operand_bytes)
     other = measured("convolution fp64 contiguous", 3).temporary(aten.convolution.default, arguments, results)
     assert list(other) == list(A100.temporary(aten.convolution.default, arguments, results))
 

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from batchwright.errors import EstimateError
 from batchwright.estimation.allocator.config import rounded_up
 from batchwright.estimation.trace import BlockBytes, Category
+from batchwright.estimation.tracing.kernel_workspaces.composed_kernels import is_made_of_operators, run_in_operators
 from batchwright.estimation.tracing.kernel_workspaces.device_kernels import in_order_of_allocation
-from batchwright.estimation.tracing.kernel_workspaces.packed_kernels import is_made_of_operators, run_in_operators
+from batchwright.estimation.tracing.kernel_workspaces.kept_storages import in_kept_storage
 from batchwright.estimation.tracing.kernel_workspaces.recurrent_workspaces import (
     onednn_recurrent_workspace_bytes,
     recurrent_backward_steps,
@@ -199,7 +200,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
         rule = self._rules.get(func)
         if rule is not None:
             return rule(*args)
-        return self._shapes.run(self.fakes, func, args, kwargs)
+        outputs = self._shapes.run(self.fakes, func, args, kwargs)
+        with self.fakes:
+            return in_kept_storage(func, args, outputs)
 
     def _steps(
         self, func: OpOverload, args: tuple[Any, ...], on_device: list[Tensor]

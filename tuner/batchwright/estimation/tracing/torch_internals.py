@@ -51,10 +51,18 @@ without_dispatch: Callable[[], Any] = torch._C._DisableTorchDispatch  # noqa: SL
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """Identity of a live storage, as in torch's memory tracker; a fake storage has no address to compare."""
 
+memory_format_of: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format  # noqa: SLF001
+"""The format that kernels choose by strides; ``is_contiguous`` does not tell formats of one channel apart."""
+
 
 def run_kernel_of_cpu(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
     """Run the CPU's kernel of an operator, written in Python, on fake tensors; ``func`` itself would run its rule."""
     return func._op_dk(torch._C.DispatchKey.CPU, *args, **kwargs)  # noqa: SLF001
+
+
+def run_composition(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
+    """Run the composition of an operator, whose own operators a dispatch mode sees; ``func`` itself would be one."""
+    return func._op_dk(COMPOSED[func], *args, **kwargs)  # noqa: SLF001
 
 
 def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
@@ -71,7 +79,25 @@ def fake_of(plain: Tensor, device: torch.device) -> FakeTensor:
 
 # Operators whose names begin with an underscore: decompositions call them, and there are no public equivalents.
 _aten = torch.ops.aten
+_COMPOSITION = torch._C.DispatchKey.CompositeExplicitAutograd  # noqa: SLF001
+COMPOSED: Mapping[OpOverload, Any] = {
+    _aten._euclidean_dist.default: _COMPOSITION,  # noqa: SLF001
+    _aten._safe_softmax.default: _COMPOSITION,  # noqa: SLF001
+    _aten._trilinear.default: torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,  # noqa: SLF001
+    _aten.affine_grid_generator.default: _COMPOSITION,
+    _aten.binary_cross_entropy_with_logits.default: _COMPOSITION,
+}
+"""Operators that are made of others on every device, with the dispatch key of the composition."""
+ADAPTIVE_AVERAGES: frozenset[OpOverload] = frozenset(
+    {
+        _aten._adaptive_avg_pool2d.default,  # noqa: SLF001
+        _aten._adaptive_avg_pool2d_backward.default,  # noqa: SLF001
+        _aten._adaptive_avg_pool3d.default,  # noqa: SLF001
+        _aten._adaptive_avg_pool3d_backward.default,  # noqa: SLF001
+    }
+)
 ADDMM_ACTIVATION: OpOverload = _aten._addmm_activation.default  # noqa: SLF001
+CDIST_BACKWARD: OpOverload = _aten._cdist_backward.default  # noqa: SLF001
 CHECK_AND_UNSCALE: OpOverload = _aten._amp_foreach_non_finite_check_and_unscale_.default
 CUDNN_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_cudnn_attention_backward.default  # noqa: SLF001
 EFFICIENT_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
@@ -83,13 +109,13 @@ GROUPED_MM: OpOverload = _aten._grouped_mm.default  # noqa: SLF001
 LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF001
 LOG_SOFTMAX: OpOverload = _aten._log_softmax.default  # noqa: SLF001
 LOG_SOFTMAX_BACKWARD: OpOverload = _aten._log_softmax_backward_data.default  # noqa: SLF001
+PDIST_BACKWARD: OpOverload = _aten._pdist_backward.default  # noqa: SLF001
 RMS_NORM: OpOverload = _aten._fused_rms_norm.default  # noqa: SLF001
 RMS_NORM_BACKWARD: frozenset[OpOverload] = frozenset(
     operator.default
     for operator in (getattr(_aten, "_fused_rms_norm_backward", None),)  # not in torch 2.8
     if operator is not None
 )
-SAFE_SOFTMAX: OpOverload = _aten._safe_softmax.default  # noqa: SLF001
 SOFTMAX: OpOverload = _aten._softmax.default  # noqa: SLF001
 SOFTMAX_BACKWARD: OpOverload = _aten._softmax_backward_data.default  # noqa: SLF001
 GRU_CELL: OpOverload = _aten._thnn_fused_gru_cell.default  # noqa: SLF001

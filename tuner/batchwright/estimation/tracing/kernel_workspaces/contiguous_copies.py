@@ -8,6 +8,7 @@ from torch import Tensor
 
 from batchwright.estimation.tracing.kernel_workspaces.workspace import IMAGE_DIMENSIONS, bytes_of
 from batchwright.estimation.tracing.torch_internals import (
+    ADAPTIVE_AVERAGES,
     ADDMM_ACTIVATION,
     LOG_SOFTMAX,
     LOG_SOFTMAX_BACKWARD,
@@ -15,6 +16,7 @@ from batchwright.estimation.tracing.torch_internals import (
     RMS_NORM_BACKWARD,
     SOFTMAX,
     OpOverload,
+    memory_format_of,
 )
 
 _aten = torch.ops.aten
@@ -50,13 +52,28 @@ _MADE_CONTIGUOUS: Mapping[OpOverload, tuple[int, ...]] = {
     _aten.upsample_bilinear2d_backward.default: (0,),
     _aten.upsample_nearest2d_backward.default: (0,),
     _aten.reflection_pad2d_backward.default: (0,),
-    _aten.convolution.default: (0, 1),
-    _aten.convolution_backward.default: (0, 1, 2),
+    _aten.max_pool3d_with_indices.default: (0,),
+    _aten.max_pool3d_with_indices_backward.default: (0,),
+    _aten.avg_pool3d.default: (0,),
+    _aten.avg_pool3d_backward.default: (0,),
+    **dict.fromkeys(ADAPTIVE_AVERAGES, (0,)),
+    _aten.adaptive_max_pool2d.default: (0,),
+    _aten.adaptive_max_pool2d_backward.default: (0,),
+    _aten.upsample_bicubic2d_backward.default: (0,),
+    _aten.upsample_trilinear3d_backward.default: (0,),
+    _aten.upsample_nearest3d_backward.default: (0,),
+    _aten.reflection_pad3d.default: (0,),
+    _aten.reflection_pad3d_backward.default: (0,),
+    _aten.cumsum.default: (0,),
     _aten.roll.default: (0,),
     _aten.im2col.default: (0,),
     _aten.col2im.default: (0,),
 }
 """Positions of the arguments that a kernel makes contiguous. Images may be in the format of channels last, too."""
+
+
+_CONVOLUTIONS: Mapping[OpOverload, int] = {_aten.convolution.default: 0, _aten.convolution_backward.default: 1}
+"""Position of the images among the arguments of convolutions. The weight is next, a gradient before."""
 
 
 def contiguous_copies(func: OpOverload, args: Sequence[Any]) -> list[int]:
@@ -67,8 +84,20 @@ def contiguous_copies(func: OpOverload, args: Sequence[Any]) -> list[int]:
     matrices = _MATRICES.get(func)
     if matrices is not None:
         return [bytes_of(args[index]) for index in matrices if not _is_matrix_of_blas(args[index])]
+    if func in _CONVOLUTIONS:
+        return _copies_of_convolution(args[: _CONVOLUTIONS[func] + 2])
     made_contiguous = (args[index] for index in _MADE_CONTIGUOUS.get(func, ()) if index < len(args))
     return [bytes_of(tensor) for tensor in made_contiguous if isinstance(tensor, Tensor) and not _is_dense(tensor)]
+
+
+def _copies_of_convolution(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the bytes of the tensors that are not in the format of channels last, if the images or the weight are.
+
+    Else of those that are not contiguous (``cudnn_conv_suggest_memory_format`` in ``ConvUtils.h``).
+    """
+    formats = [memory_format_of(tensor) for tensor in tensors[-2:]]
+    used = next((found for found in formats if found is not torch.contiguous_format), torch.contiguous_format)
+    return [bytes_of(tensor) for tensor in tensors if not tensor.is_contiguous(memory_format=used)]
 
 
 def _is_dense(tensor: Tensor) -> bool:

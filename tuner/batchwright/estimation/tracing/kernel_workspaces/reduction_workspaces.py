@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from batchwright.estimation.trace import BlockBytes, RowSums
-from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, INDEX_BYTES, Workspace, bytes_of
+from batchwright.estimation.tracing.kernel_workspaces.kept_storages import is_reduced
+from batchwright.estimation.tracing.kernel_workspaces.workspace import FLOAT_BYTES, INDEX_BYTES, bytes_of
 from batchwright.hardware.gpu_table import GPUS
 from batchwright.schemas.gpus import KernelProfile
 
@@ -21,28 +22,57 @@ def softmax_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Ke
     return [result.numel() * max(gradient.element_size(), result.element_size())]
 
 
-def like_input(times: int) -> Workspace:
-    """Return a workspace of ``times`` the first argument, which functions hold that are several kernels."""
-
-    def workspace(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
-        del outputs, profile
-        return [bytes_of(args[0])] * times
-
-    return workspace
+def log_sum_exp(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspaces of ``logsumexp``: the largest values, and the exponentials of all values less those."""
+    del profile
+    return [*map(bytes_of, outputs), bytes_of(args[0])]
 
 
-def safe_softmax(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
-    """Workspace of ``safe_softmax``: a byte for each value, whether it is masked."""
+def reduced_loss(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspace of losses that are computed for each value before they are reduced."""
     del outputs, profile
-    return [args[0].numel()]
+    return [bytes_of(args[0])] if is_reduced(args, 2) else []
+
+
+def soft_margin_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[BlockBytes]:
+    """Workspaces of ``soft_margin_loss_backward``: a product and its exponential (``Loss.cpp``)."""
+    del outputs, profile
+    return [bytes_of(args[1])] * 2
+
+
+def distances_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspace of ``_cdist_backward`` (``DistanceKernel.cu``): the gradient of each pair of rows."""
+    del outputs, profile
+    return [bytes_of(args[0]) * args[1].shape[-1]]
+
+
+def own_distances_backward(
+    args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile
+) -> Sequence[BlockBytes]:
+    """Workspace of ``_pdist_backward`` (``DistanceKernel.cu``): for each row, the gradient of it and every other."""
+    del outputs, profile
+    return [bytes_of(args[1]) * (len(args[1]) - 1)]
+
+
+def of_complex(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspace of real functions of complex numbers, which are computed as complex numbers (``UnaryOps.cpp``)."""
+    del outputs, profile
+    return [bytes_of(args[0])] if args[0].is_complex() else []
+
+
+def widened(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspace of sums and products of Booleans and small integers: they are converted to 64 bits first."""
+    del outputs, profile
+    values = args[0]
+    is_small = not (values.is_floating_point() or values.is_complex()) and values.element_size() < INDEX_BYTES
+    return [values.numel() * INDEX_BYTES] if is_small else []
 
 
 def sum_of_values(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
-    """Workspaces of sums: Booleans and small integers are converted to 64 bits first."""
-    values = args[0]
-    if not values.dtype.is_floating_point:
-        return [values.numel() * INDEX_BYTES] if values.element_size() < INDEX_BYTES else []
-    return partial_sums(args, outputs, profile)
+    """Workspaces of sums: those of ``widened``, or partial sums."""
+    return (partial_sums if args[0].is_floating_point() else widened)(args, outputs, profile)
 
 
 def partial_sums(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
@@ -105,3 +135,9 @@ def ctc_backward(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kernel
     """Workspace of ``LossCTC.cu``: the backward variables, as many as the forward variables."""
     del outputs, profile
     return [bytes_of(args[6])]
+
+
+def unfolded(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[BlockBytes]:
+    """Workspace of ``Im2Col.cu``, whose result is first made like the input."""
+    del outputs, profile
+    return [bytes_of(args[0])]

@@ -1,4 +1,4 @@
-"""Kernels of bitsandbytes that are made of other operators, whose temporaries its rules for fake tensors leave out."""
+"""Kernels that are made of other operators, whose temporaries the rules for fake tensors leave out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchwright.estimation.tracing.torch_internals import OpOverload, run_kernel_of_cpu
+from batchwright.estimation.tracing.torch_internals import COMPOSED, OpOverload, run_composition, run_kernel_of_cpu
 from batchwright.torch_internals import schema_of
 
 _NAMESPACE = "bitsandbytes"
@@ -19,9 +19,12 @@ rows the package chooses by card and shape; a trace takes its kernel that unpack
 def is_made_of_operators(func: OpOverload, args: Sequence[Any], device_type: str) -> bool:
     """Return whether the kernel of ``func`` runs other operators, which a trace has to record.
 
-    These are an optimizer's steps on the CPU, which make fp32 copies, and products with a weight in 4 bits that unpack
-    it. On a card steps change their arguments in place.
+    These are operators of torch that have one composition for all devices, and of bitsandbytes an optimizer's steps on
+    the CPU, which make fp32 copies, and products with a weight in 4 bits that unpack it. On a card steps change their
+    arguments in place.
     """
+    if func in COMPOSED:
+        return True
     if func.namespace != _NAMESPACE:
         return False
     schema = schema_of(func)
@@ -33,6 +36,8 @@ def is_made_of_operators(func: OpOverload, args: Sequence[Any], device_type: str
 
 def run_in_operators(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an operator's results
     """Run the operators that the kernel of ``func`` is made of, where ``is_made_of_operators``."""
+    if func in COMPOSED:
+        return run_composition(func, args, kwargs)
     if schema_of(func).name == _PRODUCT:
         return _unpacked_product(*args, **kwargs)
     return run_kernel_of_cpu(func, args, kwargs)
