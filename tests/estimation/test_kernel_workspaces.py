@@ -49,7 +49,7 @@ def on_cuda() -> dict[str, list[Trace]]:
             "accumulates": False,
             "compute_capability": [8, 6],
         }
-        for name in ("summed", "convolved", "tokens")
+        for name in ("summed", "convolved", "tokens", "taught", "untaught")
     ]
     patches = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     spec = transformers_spec("image-classification", patches, batch={"image_size": 224})
@@ -343,6 +343,29 @@ def test_convolutions_copy_into_the_format_of_images_or_weight() -> None:
     convolution = aten.convolution.default
     assert contiguous_copies(convolution, (images, depthwise)) == []
     assert contiguous_copies(convolution, (images, depthwise.to(memory_format=torch.channels_last))) == [nbytes[1]]
+
+
+def test_what_a_pass_changes_is_copied(on_cuda: dict[str, list[Trace]]) -> None:
+    """A teacher's weight and bias are; those of a teacher that stays are not."""
+    for taught, untaught in zip(on_cuda["taught"], on_cuda["untaught"], strict=True):
+        for nbytes in (8 * 32 * FLOAT, 32 * FLOAT):
+            assert taught.sizes.count(nbytes) > untaught.sizes.count(nbytes)
+
+
+def test_a_tensor_that_is_no_buffer_stays_on_the_host_until_it_is_moved(on_cuda: dict[str, list[Trace]]) -> None:
+    """The first pass moves the table: a block for it and, from the next pass on, a copy."""
+    for trace in on_cuda["untaught"]:
+        began = trace.position("first-update")
+        table = [block for block, nbytes in enumerate(trace.sizes) if nbytes == 5000 * FLOAT]
+        assert table
+        assert not set(table) & set(trace.events[:began])
+
+
+def test_distances_are_made_of_products(on_cuda: dict[str, list[Trace]]) -> None:
+    """Both sides with two more columns, for norms and ones (``_euclidean_dist``)."""
+    for trace, size in zip(on_cuda["untaught"], SIZES, strict=True):
+        updates = 2
+        assert trace.sizes.count(size * (32 + 2) * FLOAT) == 2 * updates
 
 
 def test_the_gradient_of_summed_logits_is_copied_once(on_cuda: dict[str, list[Trace]]) -> None:

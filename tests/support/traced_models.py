@@ -356,6 +356,42 @@ class Compiled(Existing):
         return cast("nn.Module", torch.compile(super().build_model()))
 
 
+class Taught(nn.Module):
+    """A student and its teacher, and a table that is no buffer, which moves to the device in the first pass."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(8, 32), nn.Linear(8, 32).requires_grad_(requires_grad=False)
+        self.table = torch.zeros(5000)
+        self._rate = rate
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The distances of the two from each other and from zero."""
+        with torch.no_grad():
+            for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                if self._rate:
+                    own.data.lerp_(other, self._rate)
+        self.table = self.table.to(rows.device)
+        student, teacher = self.student(rows), self.teacher(rows)
+        distances = torch.cdist(student, teacher, compute_mode="use_mm_for_euclid_dist")
+        return F.mse_loss(student, teacher, reduction="sum") + distances.sum() + self.table[0]
+
+
+class Teaching(Existing):
+    """Learns what a teacher does, which follows at some rate."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+
+    def build_model(self) -> nn.Module:
+        """A model of its own."""
+        return Taught(self._rate)
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """The model's own."""
+        return {"loss": (model(batch), len(batch))}
+
+
 _EXISTING = Existing()
 
 
@@ -482,3 +518,13 @@ def diffusion() -> Tokens:
 def conditional() -> Tokens:
     """Differs between sizes."""
     return Conditional()
+
+
+def taught() -> Tokens:
+    """A teacher that changes in each pass."""
+    return Teaching(0.1)
+
+
+def untaught() -> Tokens:
+    """A teacher that stays as it is."""
+    return Teaching(0.0)

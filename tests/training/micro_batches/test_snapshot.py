@@ -233,3 +233,15 @@ def test_a_model_without_such_state_is_read_once() -> None:
     snapshot.learn()
     snapshot.capture()
     assert vars(snapshot)["_state"] is None
+
+
+def test_a_tensor_that_a_pass_moves_to_another_device_has_changed() -> None:
+    """It is not compared with what it was, which no operator of two devices allows."""
+    model = Level()
+    snapshot = Snapshot(model, torch.device("cpu"))
+    snapshot.capture()
+    model.level = model.level.to("meta")
+    snapshot.learn()
+    assert snapshot.has_changing_state
+    snapshot.roll_back()
+    assert model.level.device == torch.device("cpu")

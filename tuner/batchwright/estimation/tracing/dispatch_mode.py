@@ -49,6 +49,7 @@ from batchwright.torch_internals import TorchDispatchMode
 
 _aten = torch.ops.aten
 _ONEDNN_RECURRENT = _aten.mkldnn_rnn_layer.default
+_EQUAL = _aten.equal.default
 _ITEM = LOCAL_SCALAR_DENSE
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
@@ -147,6 +148,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             return args[0].device
         if func is _ITEM:
             return self.values.scalar(args[0])
+        if func is _EQUAL:
+            return self.values.are_equal(args[0], args[1])
         if func in CTC_LOSS_IS_OF_LIBRARY:
             return False  # transformers turns cuDNN off, and cuDNN takes no labels of 64 bits
         if isinstance(func, HigherOrderOperator):

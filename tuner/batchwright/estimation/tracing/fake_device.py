@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import BatchwrightError
+from batchwright.estimation.tracing.known_values import KnownValues
 from batchwright.estimation.tracing.recorder import Recorder
 from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
 from batchwright.torch_internals import operators_with_kernel
+from batchwright.training.micro_batches import forward_state
 
 _RANDOM_STATE_BYTES = 16
 """Philox's seed and offset, as ``torch.cuda.get_rng_state`` returns them."""
@@ -198,6 +200,21 @@ def without_dropout_in_attention() -> Iterator[None]:
         return attention(*positional, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
 
     with patch.object(nn.functional, "scaled_dot_product_attention", attend):
+        yield
+
+
+@contextmanager
+def writes_instead_of_norms(values: KnownValues) -> Iterator[None]:
+    """Have the engine find the parameters that a forward pass changes, such as a teacher's, during the block.
+
+    It compares norms, which are not known in a trace.
+    """
+    norms = forward_state.norms_of
+
+    def written(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+        return {name: str(values.content_of(parameters[name])) for name in norms(parameters)}
+
+    with patch.object(forward_state, "norms_of", written):
         yield
 
 

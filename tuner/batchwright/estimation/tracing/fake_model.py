@@ -1,7 +1,7 @@
 """Build a model of fake tensors: without values, hence without initialisation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from batchwright.workloads.build import build_model
 _Value: TypeAlias = Any
 """An argument or a result of a torch function."""
 _HOST = torch.device("cpu")
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes of a module with what `nn.Module.to` moves."""
 _INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", "uniform_", "zero_"})
 """Functions of ``torch.nn.init`` that a function mode sees, and the methods of tensors that the others call."""
 
@@ -35,7 +37,7 @@ def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.devic
 
 
 def _move_the_rest(model: nn.Module, device: torch.device, fakes: FakeTensorMode) -> None:
-    """Move parameters and buffers that are not fake tensors of this trace, as `nn.Module.to` does.
+    """Move parameters and buffers that are not fake tensors of this trace, as `nn.Module.to` does, and no others.
 
     `torch.Tensor(size)` makes its tensors on the CPU, whatever the default device is. A workload may also return a
     model that was made before the trace, or that an earlier trace has moved.
@@ -56,6 +58,17 @@ def _move_the_rest(model: nn.Module, device: torch.device, fakes: FakeTensorMode
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
                     setattr(module, name, on_device(tensor))
+        attributes = vars(module)
+        for held in (attributes, *(attributes[name] for name in attributes if name not in _REGISTERED)):
+            _leave_on_cpu(held)
+
+
+def _leave_on_cpu(held: object) -> None:
+    """Move the tensors of a list or mapping back from the default device of the trace: that of a run is the CPU."""
+    entries = held.items() if type(held) is dict else enumerate(held) if type(held) is list else ()
+    for key, value in list(entries):
+        if isinstance(value, FakeTensor) and not isinstance(value, nn.Parameter):
+            cast("Any", held)[key] = value.detach().to(device=_HOST)
 
 
 def _record_model(module: nn.Module, tracer: Tracer) -> None:

@@ -6,6 +6,7 @@ tensors. Otherwise a stand-in value is used.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from batchwright.estimation.tracing.torch_internals import (
     CHECK_AND_UNSCALE,
     FakeTensor,
     OpOverload,
+    storage_key,
     unset_fake_temporarily,
     without_dispatch,
 )
@@ -29,6 +31,8 @@ _MAX_INTEGER_ELEMENTS = 2**22
 _MAX_OTHER_ELEMENTS = 2**12
 """Elements of the largest tensor of any other type (counts, weights of samples, a loss scale)."""
 _ATTRIBUTE = "_batchwright_value"
+_COPIED = "_batchwright_copied"
+"""Attribute of a copy: what ``content_of`` returned for its source."""
 _aten = torch.ops.aten
 _WITHOUT_VALUES = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default}
 _COMPARISONS = {
@@ -82,6 +86,7 @@ class KnownValues:
     def __init__(self) -> None:
         self.stand_ins: set[str] = set()
         self._invalidated: dict[int, Tensor] = {}  # kept, so that their addresses are not reused
+        self._writes: Counter[int] = Counter()
 
     def set_value(self, fake: Tensor, value: Tensor) -> None:
         """Set the values of ``fake``, unless the tensor is too large."""
@@ -137,8 +142,28 @@ class KnownValues:
         with without_dispatch():
             return value.numpy(force=force)
 
+    def content_of(self, tensor: Tensor) -> tuple[int, int]:
+        """Return a storage and the number of writes to it, which tell whether a live tensor has changed."""
+        key = storage_key(tensor.untyped_storage())
+        return key, self._writes[key]
+
+    def are_equal(self, first: Tensor, second: Tensor) -> bool:
+        """Return the result of ``torch.equal``: whether values are known to be equal, or one is a copy of the other."""
+        for copy, source in ((first, second), (second, first)):
+            if getattr(copy, _COPIED, None) == self.content_of(source):
+                return True
+        values = [self.value_of(tensor) for tensor in (first, second)]
+        if values[0] is not None and values[1] is not None:
+            with unset_fake_temporarily():
+                return torch.equal(values[0], values[1])
+        self.stand_ins.add("conditions")
+        return False
+
     def propagate(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any) -> None:  # noqa: ANN401 - an operator's results
         """Set the values of the results of ``func`` if those of its arguments are known."""
+        self._writes.update(storage_key(tensor.untyped_storage()) for tensor in _written(func, args, kwargs))
+        if func is _aten.clone.default:
+            setattr(outputs, _COPIED, self.content_of(args[0]))
         inputs = list(tensors_in((*args, *kwargs.values())))
         if func in _COMPARISONS:
             self._set_stand_ins(inputs)
@@ -183,18 +208,23 @@ class KnownValues:
 
     def _invalidate_written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Invalidate tensors to which unknown values may have been written, and their views."""
-        if not schema_of(func).is_mutable or func in _KEEPS_VALUES:
+        if func in _KEEPS_VALUES:
             return
-        written = (
-            args[index] if index < len(args) else kwargs.get(declared.name)
-            for index, declared in enumerate(schema_of(func).arguments)
-            if declared.alias_info is not None and declared.alias_info.is_write
-        )
-        for tensor in tensors_in(written):
+        for tensor in _written(func, args, kwargs):
             value = self.value_of(tensor)
             if value is not None and isinstance(tensor, FakeTensor):
                 self._invalidated[value.untyped_storage().data_ptr()] = value
                 delattr(tensor, _ATTRIBUTE)
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors that ``func`` writes to."""
+    if schema_of(func).is_mutable:
+        yield from tensors_in(
+            args[index] if index < len(args) else kwargs.get(declared.name)
+            for index, declared in enumerate(schema_of(func).arguments)
+            if declared.alias_info is not None and declared.alias_info.is_write
+        )
 
 
 def _is_small(tensor: Tensor) -> bool:

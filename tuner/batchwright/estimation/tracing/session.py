@@ -29,6 +29,7 @@ from batchwright.estimation.tracing.fake_device import (
     emulate_cuda,
     grouped_scans,
     without_dropout_in_attention,
+    writes_instead_of_norms,
 )
 from batchwright.estimation.tracing.fake_model import apply_to_fakes, build_fake_model
 from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile, SharedKernels
@@ -54,7 +55,7 @@ from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.accumulation.collectives import ProcessGroup, Ranks
 from batchwright.training.fsdp import shard
 from batchwright.training.micro_batches.nested_batches import tensors_of
-from batchwright.training.micro_batches.splitting import sliced
+from batchwright.training.micro_batches.splitting import MicroBatch, sliced
 from batchwright.training.update_engine import UpdateEngine
 from batchwright.workloads.base import BuildsOptimizer
 from batchwright.workloads.build import build_workload, count_parameters
@@ -170,7 +171,9 @@ def begin_trace(  # noqa: PLR0913 - the parameters of trace
     spec = spec.model_copy(update=changes)
     device = torch.device("cuda", 0) if is_gpu and shim is not None else torch.device("cpu")
     kernels = SharedKernels(profiles)
-    tracer = Tracer(FakeTensorMode(allow_non_fake_inputs=True), device.type, kernels, shapes or ShapeCache())
+    # Without rules torch would run real kernels, which are not there for a GPU.
+    fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=device.type == "cpu")
+    tracer = Tracer(fakes, device.type, kernels, shapes or ShapeCache())
     if is_gpu and shim is not None:
 
         def choose_attention(attention: Attention) -> Kernel:
@@ -293,18 +296,29 @@ class UpdateTrace:
                 raise EstimateError(
                     "the batches of make_batch() have no weight (no token or sample counts in the loss)"
                 )
+            if self._warms_up and not self._has_first_step_of_its_own:
+                self._repeat_if_state_changed(micro_batches)
             tracer.begin_section("end")
             tracer.recorder.stop()
             label_live_blocks(tracer, engine)
         parameters = count_parameters(engine.model)
         found = _build_trace(tracer, sizes[0], self._spec, accumulates=len(sizes) > 1)
-        copies = self._warms_up and not self._has_first_step_of_its_own
+        copies = self._warms_up and all(mark.name != "first-update" for mark in found.marks)
         traces = {}
         for profile in tracer.kernels.profiles:
             own = found.changed({block: nbytes.of(profile) for block, nbytes in tracer.recorder.differing.items()})
             own = own.model_copy(update={"workspace_error": tracer.kernels.errors[profile]})
             traces[profile] = own.with_warm_up_update() if copies else own
         return TracedRun(traces, parameters)
+
+    def _repeat_if_state_changed(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Measure a second update if a pass has changed the model: from then on the engine copies what they change."""
+        engine, recorder = self._engine, self._tracer.recorder
+        snapshot = engine.accumulation.snapshot if isinstance(engine, UpdateEngine) else None
+        if snapshot is not None and snapshot.has_changing_state:
+            recorder.marks[-1] = recorder.marks[-1].model_copy(update={"name": "first-update"})
+            self._tracer.begin_section("measured-update")
+            engine.update(micro_batches)
 
     @contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -314,6 +328,7 @@ class UpdateTrace:
             _without_garbage_collection(),
             values_read_by_transformers(),
             grouped_scans(tracer.recorder),
+            writes_instead_of_norms(tracer.values),
             self._emulated_cuda(),
             patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
             patch.object(nn.Module, "_apply", apply_to_fakes),

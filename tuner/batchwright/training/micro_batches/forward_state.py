@@ -52,8 +52,8 @@ def _entry(holder: dict[str, Any], name: str, value: Any) -> _Saved:  # noqa: AN
         current = holder.get(name)
         if not isinstance(current, Tensor) or content is None:
             return _differ(current, value)
-        same = current.shape == content.shape and current.dtype == content.dtype
-        return not (same and torch.equal(current.detach(), content))
+        kinds = [(each.shape, each.dtype, each.device) for each in (current, content)]
+        return kinds[0] != kinds[1] or not torch.equal(current.detach(), content)
 
     def restore() -> None:
         if content is not None:
@@ -126,8 +126,8 @@ class ModelState:
         self._attributes = {path: (vars(module), set(vars(module))) for path, module in found.items()}
         named = dict(model.named_parameters())
         self.changing = changing
-        self._parameters = {name: (named[name], named[name].detach().clone()) for name in changing}
-        self._norms = _norms(named) if modules is None else {}
+        self._parameters = {name: (named[name], named[name].detach().clone()) for name in sorted(changing)}
+        self._norms = norms_of(named) if modules is None else {}
 
     def restore(self, *, generators: bool = True) -> None:
         """Restore all of the state, with or without the random generators of the model's own."""
@@ -152,7 +152,7 @@ class ModelState:
 
     def changed_parameters(self) -> frozenset[str]:
         """Parameters whose norms have changed."""
-        norms = _norms(dict(self._model.named_parameters())) if self._norms else {}
+        norms = norms_of(dict(self._model.named_parameters())) if self._norms else {}
         return frozenset(name for name, norm in norms.items() if norm != self._norms.get(name, norm))
 
     def changed(self, parameters: frozenset[str] | None = None) -> dict[str, tuple[str, ...]]:
@@ -255,7 +255,7 @@ def _differ(current: object, before: object) -> bool:
     return not (isinstance(before, _VALUES) and isinstance(current, _VALUES)) or bool(current != before)
 
 
-def _norms(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
+def norms_of(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
     """The norm of each parameter, to detect a change without the memory of a copy."""
     read = {name: each for name, each in parameters.items() if each.is_floating_point() and not is_lazy(each)}
     with torch.no_grad():

@@ -82,6 +82,11 @@ class Snapshot:
         self._before_pass: ModelState | None = None
         """All attributes before a pass whose changes are to be found."""
 
+    @property
+    def has_changing_state(self) -> bool:
+        """Whether a pass has changed state other than buffers, which is copied from then on."""
+        return bool(self._changing)
+
     def _current_buffers(self) -> list[Tensor | None]:
         return [holder.get(name) for holder, name in self._slots]
 
