@@ -291,6 +291,14 @@ def test_a_loss_keeps_the_storage_of_its_terms() -> None:
     assert images.untyped_storage().nbytes() == patches.numel() * FLOAT
 
 
+def test_unfolded_images_are_contiguous() -> None:
+    """The kernel copies images in channels last, whose strides torch's rule for fake tensors keeps."""
+    images = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    patches = in_kept_storage(aten.im2col.default, (images,), torch.ones(2, 16, 27).transpose(1, 2))
+    assert patches.is_contiguous()
+    assert contiguous_copies(aten.im2col.default, (images,)) == [images.numel() * FLOAT]
+
+
 def test_gradients_of_distances_hold_those_of_all_pairs() -> None:
     """A gradient for each pair of rows, as wide as a row."""
     rows, others = torch.empty(2, 5, 3, device="meta"), torch.empty(2, 7, 3, device="meta")

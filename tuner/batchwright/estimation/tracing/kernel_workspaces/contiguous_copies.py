@@ -66,11 +66,12 @@ _MADE_CONTIGUOUS: Mapping[OpOverload, tuple[int, ...]] = {
     _aten.reflection_pad3d_backward.default: (0,),
     _aten.cumsum.default: (0,),
     _aten.roll.default: (0,),
-    _aten.im2col.default: (0,),
-    _aten.col2im.default: (0,),
 }
 """Positions of the arguments that a kernel makes contiguous. Images may be in the format of channels last, too."""
 
+
+_UNFOLDING = frozenset({_aten.im2col.default, _aten.col2im.default})
+"""Operators that copy images in the format of channels last, too."""
 
 _CONVOLUTIONS: Mapping[OpOverload, int] = {_aten.convolution.default: 0, _aten.convolution_backward.default: 1}
 """Position of the images among the arguments of convolutions. The weight is next, a gradient before."""
@@ -86,6 +87,8 @@ def contiguous_copies(func: OpOverload, args: Sequence[Any]) -> list[int]:
         return [bytes_of(args[index]) for index in matrices if not _is_matrix_of_blas(args[index])]
     if func in _CONVOLUTIONS:
         return _copies_of_convolution(args[: _CONVOLUTIONS[func] + 2])
+    if func in _UNFOLDING:
+        return [] if args[0].is_contiguous() else [bytes_of(args[0])]
     made_contiguous = (args[index] for index in _MADE_CONTIGUOUS.get(func, ()) if index < len(args))
     return [bytes_of(tensor) for tensor in made_contiguous if isinstance(tensor, Tensor) and not _is_dense(tensor)]
 

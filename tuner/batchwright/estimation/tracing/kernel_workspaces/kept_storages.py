@@ -33,9 +33,15 @@ _ELEMENTS: Mapping[OpOverload, Callable[[Sequence[Any]], int]] = {
 """The elements for which a kernel allocates its result."""
 
 
+_CONTIGUOUS = frozenset({_aten.im2col.default, _aten.col2im.default})
+"""Operators whose results are contiguous; torch's rules for fake tensors keep the strides of some inputs."""
+
+
 def in_kept_storage(func: OpOverload, args: Sequence[Any], result: Any) -> Any:  # noqa: ANN401 - an operator's results
     """Return the result of ``func`` in the storage that its kernel keeps for it."""
     elements = _ELEMENTS[func](args) if func in _ELEMENTS else 0
+    if func in _CONTIGUOUS:
+        result = result.new_empty(result.shape)
     if not isinstance(result, Tensor) or elements <= result.numel():
         return result
     return result.new_empty(elements).as_strided(result.shape, result.stride())
