@@ -101,6 +101,13 @@ def test_a_progress_bar_is_left_in_its_last_state(tmp_path: Path) -> None:
     assert tail(tmp_path / "log", 100) == "a\r\n99%|Traceback\n  line\r\nValueError: x"
 
 
+def test_lines_may_be_long_and_end_with_several_carriage_returns(tmp_path: Path) -> None:
+    """A terminal in a terminal adds one. The time to read a line grows with its length alone."""
+    line = "x" * 2**21
+    (tmp_path / "log").write_text(f"{line}\nValueError: y\r\r\n--", newline="")
+    assert tail(tmp_path / "log", 2**22) == f"{line}\nValueError: y\r\r\n--"
+
+
 def test_a_short_file_is_all_tail(tmp_path: Path) -> None:
     """Bytes that are not UTF-8 are replaced."""
     (tmp_path / "log").write_bytes(b"a\xff\n")

@@ -17,8 +17,8 @@ from batchwright.system.disk_space import require_space, translate_full_disk
 _LOCK = ".lock"
 _LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """Errors of a file system without file locks."""
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
-"""The part of a line that a carriage return goes back over."""
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?![\r\n])", re.MULTILINE)
+"""The part of a line that a carriage return goes back over. Only looked for once a line: lines may be long."""
 
 
 @contextmanager
