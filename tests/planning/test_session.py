@@ -564,6 +564,18 @@ def test_a_quick_tuning_repeats_no_plan_of_equal_micro_batches_that_failed() -> 
     assert again is None or again.micro_batch_size != plan.micro_batch_size
 
 
+def test_a_quick_tuning_repeats_no_size_that_failed_beside_its_plan() -> None:
+    """Its plan has smaller micro-batches, of no size that is searched: the size itself was probed."""
+    course = quick_tuning(100, granularity=4)
+    asked: list[int] = []
+    while (probe := course.next_probe()) is not None and len(asked) < 20:
+        asked.append(probe.micro_batch_size)
+        failed = {"outcome": Outcome.ERROR} if probe.micro_batch_size == 16 else {}
+        course.record(answer(probe, 8).model_copy(update=failed))
+    assert asked.count(16) == 1
+    assert course.proof_of_search().fits == 8
+
+
 def test_a_quick_tuning_without_an_estimate_is_a_whole_one() -> None:
     """Nothing says which plan fits."""
     request = tuning_request(effective_batch_size=100, quick=True)

@@ -24,10 +24,10 @@ class QuickPlan(SizeSearch):
         if size is None:
             return None
         balanced = plan_size(share, steps_of(share, size))
-        ended = {probe.outcome for probe in course.probes if probe.micro_batch_size == balanced and not probe.brackets}
-        if Outcome.ERROR in ended:  # the estimate would lead to the same plan again
+        ended = {(probe.micro_batch_size, probe.outcome) for probe in course.probes if not probe.brackets}
+        if not ended.isdisjoint({(balanced, Outcome.ERROR), (size, Outcome.ERROR)}):  # would be asked for again
             return super().ask(course)
-        if Outcome.FIT in ended:  # a larger size would have no fewer steps
+        if (balanced, Outcome.FIT) in ended:  # a larger size would have no fewer steps
             search.stopped_by = "quick"
             return None
         if balanced not in search.space:  # its run would prove no size that is searched
