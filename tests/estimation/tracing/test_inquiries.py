@@ -27,6 +27,12 @@ class Inquisitive(nn.Module):
         import bitsandbytes  # noqa: F401 - looks for kernels of torch's CUDA build if there is a card
 
         self.has_card = torch.cuda.is_available()
+        if self.has_card:
+            torch.cuda.set_device(0)
+            torch.cuda.reset_peak_memory_stats()
+            with torch.cuda.device(0):
+                free, total = torch.cuda.mem_get_info()
+            assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
         self.tokens = nn.Embedding(50, 16)
         self.norm = nn.BatchNorm1d(16)
         basis, _ = torch.linalg.qr(torch.randn(16, 16).cpu())
@@ -62,6 +68,11 @@ class Asks(Tokens):
     def build_model(self) -> nn.Module:
         """Small."""
         return Inquisitive()
+
+    def make_batch(self, size: int) -> Tensor:
+        """Pinned where there is a card."""
+        batch = super().make_batch(size)
+        return batch.pin_memory() if torch.cuda.is_available() else batch
 
     def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
         """A sum."""

@@ -36,6 +36,7 @@ from batchwright.estimation.tracing.torch_internals import (
     GRU_CELL_BACKWARD,
     LOCAL_SCALAR_DENSE,
     PACK_SEQUENCES,
+    PIN_MEMORY,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
@@ -101,6 +102,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             GRU_CELL: self._gru_cell,
             GRU_CELL_BACKWARD: self._gru_cell_backward,
             PACK_SEQUENCES: self._packed_sequences,
+            PIN_MEMORY: lambda tensor, *_: tensor,
             **dict.fromkeys(CTC_LOSS, self._ctc_loss),
             **dict.fromkeys(CTC_LOSS_BACKWARD, self._ctc_loss_backward),
         }

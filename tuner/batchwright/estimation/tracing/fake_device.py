@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from batchwright.errors import BatchwrightError
 from batchwright.estimation.tracing.known_values import KnownValues
 from batchwright.estimation.tracing.recorder import Recorder
+from batchwright.hardware.gpu_table import GPUS
 from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
 from batchwright.torch_internals import operators_with_kernel
 from batchwright.training.micro_batches import forward_state
@@ -149,6 +150,12 @@ def _is_importing() -> bool:
     return frame is not None
 
 
+def _most_memory_bytes(capability: tuple[int, int]) -> int:
+    """Return the memory of the largest card of a compute capability: a trace is of all of them."""
+    same = [gpu.total_bytes for gpu in GPUS if gpu.compute_capability == capability]
+    return max(same or [gpu.total_bytes for gpu in GPUS])
+
+
 @contextmanager
 def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[None]:
     """Make the queries of ``torch.cuda`` return those of an idle GPU during the block.
@@ -158,26 +165,39 @@ def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[
     """
 
     def properties(*_: object) -> SimpleNamespace:
-        major, minor = compute_capability()
-        return SimpleNamespace(name=_NAME, major=major, minor=minor)
+        capability = compute_capability()
+        major, minor = capability
+        return SimpleNamespace(name=_NAME, major=major, minor=minor, total_memory=_most_memory_bytes(capability))
+
+    def idle(*_: object, **__: object) -> None: ...
 
     replacements: dict[str, Callable[..., Any]] = {
-        "_lazy_init": lambda: None,
+        "_lazy_init": idle,
+        "_exchange_device": lambda *_: 0,
+        "_maybe_exchange_device": lambda *_: 0,
         "is_available": lambda: not _is_importing(),
         "current_device": lambda: 0,
+        "set_device": idle,
         "device_count": lambda: 1,
         "get_device_capability": lambda *_: compute_capability(),
         "get_device_name": lambda *_: _NAME,
         "get_device_properties": properties,
+        "mem_get_info": lambda *_: (_most_memory_bytes(compute_capability()),) * 2,
+        "memory_summary": lambda *_, **__: "",
+        "reset_peak_memory_stats": idle,
+        "reset_max_memory_allocated": idle,
+        "set_per_process_memory_fraction": idle,
+        "ipc_collect": idle,
         "get_rng_state": lambda *_: torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8),
         "is_bf16_supported": lambda *_, **__: True,  # as torch returns for every GPU: older ones emulate bf16
-        "set_rng_state": lambda *_: None,
-        "synchronize": lambda *_: None,
+        "set_rng_state": idle,
+        "synchronize": idle,
         "Stream": _IdleStream,
         "Event": _IdleStream,
         "current_stream": lambda *_: _IdleStream(),
+        "default_stream": lambda *_: _IdleStream(),
         "stream": lambda *_: nullcontext(),
-        "empty_cache": lambda: None,
+        "empty_cache": idle,
         "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as stack:

@@ -110,6 +110,7 @@ LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF0
 LOG_SOFTMAX: OpOverload = _aten._log_softmax.default  # noqa: SLF001
 LOG_SOFTMAX_BACKWARD: OpOverload = _aten._log_softmax_backward_data.default  # noqa: SLF001
 PDIST_BACKWARD: OpOverload = _aten._pdist_backward.default  # noqa: SLF001
+PIN_MEMORY: OpOverload = _aten._pin_memory.default  # noqa: SLF001
 RMS_NORM: OpOverload = _aten._fused_rms_norm.default  # noqa: SLF001
 RMS_NORM_BACKWARD: frozenset[OpOverload] = frozenset(
     operator.default
