@@ -79,6 +79,15 @@ class Asks(Tokens):
         return {"loss": (model(batch).sum(), len(batch))}
 
 
+class Weighs(Tokens):
+    """Has two terms, whose weights the engine finds with copies of the batches."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """Sums over sequences and over tokens."""
+        logits = model(batch)
+        return {"loss": (logits.sum(), len(batch)), "squares": ((logits**2).sum(), batch.numel())}
+
+
 class Routed(Tokens):
     """Counts rows that are known only at run time, and takes no fewer than the capacity."""
 
@@ -118,6 +127,11 @@ def asks() -> Tokens:
     return Asks()
 
 
+def weighs() -> Tokens:
+    """Has two terms."""
+    return Weighs()
+
+
 def routed() -> Tokens:
     """Has a capacity."""
     return Routed()
@@ -136,6 +150,12 @@ def test_a_workload_may_ask_for_the_card_and_read_known_values() -> None:
     (on_card,) = traced_on_cuda([case])["asks"]
     on_host = trace(spec, 2, accumulates=True)
     assert most_bytes(on_card) >= most_bytes(on_host) > 0
+
+
+def test_batches_are_copied_without_their_storages() -> None:
+    """In a trace they have none to copy."""
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:weighs"), 2, accumulates=True)
+    assert most_bytes(taken) > 0
 
 
 def test_an_unknown_number_is_no_less_than_what_it_is_compared_with() -> None:

@@ -97,7 +97,7 @@ def _flatten_weights(layers: nn.RNNBase, tracer: Tracer) -> None:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Skip the initialisation of parameters, and copy fake tensors, whose storage has no address.
+    """Skip the initialisation of parameters.
 
     A mode, and no patch of ``torch.nn.init``: a library that is imported meanwhile, as transformers is, would keep the
     patched functions and never initialise a model again.
@@ -114,13 +114,14 @@ class _WithoutValues(TorchFunctionMode):
                 return tensor
         if func is Tensor.cpu or (func is Tensor.to and args[1:] in {("cpu",), (_HOST,)}):
             return args[0]  # a run builds the model on the CPU
-        if func is Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
-            return _copied(*args)
         return func(*args, **keywords)
 
 
-def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """A leaf of its own, as ``copy.deepcopy`` makes it: peft trains a copy of each module in ``modules_to_save``."""
+def deep_copy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Replace ``Tensor.__deepcopy__``, which copies a storage. The copy is a leaf of its own.
+
+    Peft trains a copy of each module in ``modules_to_save``, and a loss of several terms weighs copies of its batches.
+    """
     copied: Tensor | None = memo.get(id(tensor))
     if copied is None:
         copied = tensor.detach().clone(memory_format=torch.preserve_format)

@@ -31,7 +31,7 @@ from batchwright.estimation.tracing.fake_device import (
     without_dropout_in_attention,
     writes_instead_of_norms,
 )
-from batchwright.estimation.tracing.fake_model import apply_to_fakes, build_fake_model
+from batchwright.estimation.tracing.fake_model import apply_to_fakes, build_fake_model, deep_copy
 from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile, SharedKernels
 from batchwright.estimation.tracing.known_values import values_read_by_transformers
 from batchwright.estimation.tracing.other_loops import OtherLoop
@@ -332,6 +332,7 @@ class UpdateTrace:
             self._emulated_cuda(),
             patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
             patch.object(nn.Module, "_apply", apply_to_fakes),
+            patch.object(Tensor, "__deepcopy__", deep_copy),
             patch.object(FakeTensorMode, "avoid_device_init", True),  # though CUDA seems available
             patch.object(FakeTensor, "numpy", lambda tensor, *, force=False: tracer.values.array(tensor, force=force)),
             patch.object(
