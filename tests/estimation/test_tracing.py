@@ -521,29 +521,33 @@ def test_a_loop_takes_a_loss_in_any_form(loop: Loop) -> None:
     assert most_bytes(averaged) == pytest.approx(most_bytes(summed), abs=16 * 512)
 
 
-def test_other_loops_keep_their_batches_on_the_device() -> None:
-    """The Trainer has all samples of an update there, and the others those that they train on."""
+KEPT: dict[tuple[Loop, int | None], list[int]] = {
+    ("plain", None): [4001],
+    ("lightning", None): [4001],
+    ("hugging-face", None): [4001, 4001],
+    ("hugging-face", 20_002): [10_001, 10_001],  # the two that are traced stand for all
+}
+"""The samples of batches on the device at the peak, by loop and by the samples of an update."""
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, list[Trace]]:
+    """The traces of these loops on a card."""
     spec = python_spec("tests.support.traced_models:layered", layer="GELU")
-    case = {
-        "spec": spec.model_copy(update={"precision": "bf16-mixed"}).model_dump(mode="json"),
-        "sizes": [4001],
-        "accumulates": True,
-        "compute_capability": [9, 0],
-    }
-    loops: dict[tuple[Loop, int | None], list[int]] = {
-        ("plain", None): [4001],
-        ("lightning", None): [4001],
-        ("hugging-face", None): [4001, 4001],
-        ("hugging-face", 20_002): [10_001, 10_001],  # the two that are traced stand for all
-    }
-    cases = [{**case, "name": f"{loop} {share}", "loop": loop, "share": share} for loop, share in loops]
-    found = traced_on_cuda(cases)
-    for (loop, share), samples in loops.items():
-        (taken,) = found[f"{loop} {share}"]
-        peak = replay(taken.events, taken.sizes).peak_position
-        events = Counter(event if event >= 0 else ~event for event in taken.events[: peak + 1])
-        live = [taken.sizes[block] for block, count in events.items() if count == 1]
-        assert [size // 32 for size in live if size in {4001 * 32, 10_001 * 32}] == samples
+    case = _case("kept", spec.model_copy(update={"precision": "bf16-mixed"}), (4001,))
+    return traced_on_cuda([{**case, "name": str(at), "loop": at[0], "share": at[1]} for at in KEPT])
+
+
+@pytest.mark.parametrize("at", KEPT)
+def test_other_loops_keep_their_batches_on_the_device(
+    at: tuple[Loop, int | None], kept: dict[str, list[Trace]]
+) -> None:
+    """The Trainer has all samples of an update there, and the others those that they train on."""
+    (taken,) = kept[str(at)]
+    peak = replay(taken.events, taken.sizes).peak_position
+    events = Counter(event if event >= 0 else ~event for event in taken.events[: peak + 1])
+    live = [taken.sizes[block] for block, count in events.items() if count == 1]
+    assert [size // 32 for size in live if size in {4001 * 32, 10_001 * 32}] == KEPT[at]
 
 
 def test_a_norm_over_ranks_is_named() -> None:

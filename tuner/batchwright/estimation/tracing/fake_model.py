@@ -26,22 +26,31 @@ _INITIALISERS = frozenset({"constant_", "fill_", "kaiming_uniform_", "normal_", 
 
 def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.device, tracer: Tracer) -> nn.Module:
     """Build the model on ``device``. As in a run, only its final tensors are recorded on a GPU."""
-    with _WithoutValues():
-        if not traits_of(device.type).is_gpu:
+    if not traits_of(device.type).is_gpu:
+        with _WithoutValues(device.type):
             return build_model(spec, workload, worst_case=True)
-        with tracer.without_recording(), device:
-            model = build_model(spec, workload, worst_case=True)
-            _move_the_rest(model, device, tracer.fakes)
+    with (
+        tracer.without_recording(),
+        device,
+        _WithoutValues(device.type) as mode,
+    ):  # it sees calls before the device is added
+        model = build_model(spec, workload, worst_case=True)
+        kept = _move_the_rest(model, device, tracer.fakes, mode.placed)
     _record_model(model, tracer)
+    tracer.recorder.record(kept)
     return model
 
 
-def _move_the_rest(model: nn.Module, device: torch.device, fakes: FakeTensorMode) -> None:
+def _move_the_rest(
+    model: nn.Module, device: torch.device, fakes: FakeTensorMode, placed: Mapping[int, Tensor]
+) -> list[Tensor]:
     """Move parameters and buffers that are not fake tensors of this trace, as `nn.Module.to` does, and no others.
 
     `torch.Tensor(size)` makes its tensors on the CPU, whatever the default device is. A workload may also return a
-    model that was made before the trace, or that an earlier trace has moved.
+    model that was made before the trace, or that an earlier trace has moved. Return the other tensors of modules that
+    the workload has ``placed`` on the card.
     """
+    kept: list[Tensor] = []
     moved: dict[int, Tensor] = {}
 
     def on_device(tensor: Tensor) -> Tensor:
@@ -60,15 +69,25 @@ def _move_the_rest(model: nn.Module, device: torch.device, fakes: FakeTensorMode
                     setattr(module, name, on_device(tensor))
         attributes = vars(module)
         for held in (attributes, *(attributes[name] for name in attributes if name not in _REGISTERED)):
-            _leave_on_cpu(held)
+            kept += _leave_on_cpu(held, placed)
+    return kept
 
 
-def _leave_on_cpu(held: object) -> None:
-    """Move the tensors of a list or mapping back from the default device of the trace: that of a run is the CPU."""
+def _leave_on_cpu(held: object, placed: Mapping[int, Tensor]) -> list[Tensor]:
+    """Move the tensors of a list or mapping back from the default device of the trace: that of a run is the CPU.
+
+    Tensors that the workload itself has ``placed`` on the card stay, and are returned.
+    """
+    kept: list[Tensor] = []
     entries = held.items() if type(held) is dict else enumerate(held) if type(held) is list else ()
     for key, value in list(entries):
-        if isinstance(value, FakeTensor) and not isinstance(value, nn.Parameter):
+        if not isinstance(value, FakeTensor) or isinstance(value, nn.Parameter):
+            continue
+        if id(value) in placed:
+            kept.append(value)
+        else:
             cast("Any", held)[key] = value.detach().to(device=_HOST)
+    return kept
 
 
 def _record_model(module: nn.Module, tracer: Tracer) -> None:
@@ -97,11 +116,22 @@ def _flatten_weights(layers: nn.RNNBase, tracer: Tracer) -> None:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Skip the initialisation of parameters.
+    """Skip the initialisation of parameters, and keep account of the tensors that a call itself puts on the card.
 
     A mode, and no patch of ``torch.nn.init``: a library that is imported meanwhile, as transformers is, would keep the
     patched functions and never initialise a model again.
+
+    Args:
+        device_type: that of the trace.
+
+    Attributes:
+        placed: the tensors that a call with this device made, and what was made of them, by their identity.
     """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.placed: dict[int, Tensor] = {}
+        self._device_type = device_type
 
     def __torch_function__(
         self, func: _Value, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -114,7 +144,17 @@ class _WithoutValues(TorchFunctionMode):
                 return tensor
         if func is Tensor.cpu or (func is Tensor.to and args[1:] in {("cpu",), (_HOST,)}):
             return args[0]  # a run builds the model on the CPU
-        return func(*args, **keywords)
+        result = func(*args, **keywords)
+        given = (*args, *keywords.values())
+        is_placed = func is Tensor.cuda or any(self._names_card(each) or id(each) in self.placed for each in given)
+        if is_placed and isinstance(result, FakeTensor) and not isinstance(result, nn.Parameter):
+            self.placed[id(result)] = result
+        return result
+
+    def _names_card(self, value: object) -> bool:
+        if isinstance(value, str):
+            return value.partition(":")[0] == self._device_type
+        return isinstance(value, torch.device) and value.type == self._device_type
 
 
 def deep_copy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
