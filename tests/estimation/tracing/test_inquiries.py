@@ -17,6 +17,8 @@ from tests.support.traced_models import Tokens
 
 CAPACITY = 40
 """Least rows of ``Routed``."""
+RARE = 0.1
+"""Chance by which ``Drawn`` leaves out a part."""
 COPIES = 64
 """Copies of each gradient that the steps of ``Patient`` after its first one hold."""
 
@@ -104,6 +106,17 @@ class Routed(Tokens):
         return {"loss": (logits[..., None].expand(-1, -1, -1, rows).contiguous().sum(), len(batch))}
 
 
+class Drawn(Tokens):
+    """Leaves out the logits' copies by a random number, as adapters of LoHa do, or takes them by one."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over the copies."""
+        logits = model(batch)
+        runs = [torch.rand(1) > RARE, not torch.rand([]) < RARE]
+        copies = logits[..., None].expand(-1, -1, -1, CAPACITY if all(runs) else 1).contiguous()
+        return {"loss": (copies.sum(), len(batch))}
+
+
 class Patient(torch.optim.Optimizer):
     """Only remembers in its first step."""
 
@@ -141,6 +154,11 @@ def weighs() -> Tokens:
 def routed() -> Tokens:
     """Has a capacity."""
     return Routed()
+
+
+def drawn() -> Tokens:
+    """Leaves out a part by chance."""
+    return Drawn()
 
 
 def waits() -> Tokens:
@@ -185,3 +203,10 @@ def test_the_first_step_of_a_workloads_own_optimizer_is_not_that_of_later_update
     taken = trace(python_spec("tests.estimation.tracing.test_inquiries:waits"), 2, accumulates=True)
     largest = 50 * 32 * 4
     assert most_bytes(taken, stretch="first-update") < COPIES * largest < most_bytes(taken, stretch="measured-update")
+
+
+def test_what_a_run_rarely_leaves_out_is_traced() -> None:
+    """Whichever way round the workload compares its random number."""
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:drawn"), 2, accumulates=True)
+    assert 2 * 6 * 50 * CAPACITY * 4 in taken.sizes
+    assert taken.notes == ()
