@@ -199,7 +199,7 @@ def test_frozen_parameters_of_an_optimizer_are_named(counted: Callable[[str], Co
 
 @pytest.mark.parametrize("way", ["plain", "two-losses"])
 def test_a_command_that_takes_its_size_only_is_timed_by_what_it_makes(way: str, tmp_path: Path) -> None:
-    """Not by a plan, of which it knows nothing: its rate would be twelve times too high. Nor by two losses of each."""
+    """A program without accumulation is timed by its own micro-batches, not by the plan's or by two losses of each."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "way").write_text(way)
     with CommandSupervisor(find_device("cpu")) as supervisor:

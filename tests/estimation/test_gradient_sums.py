@@ -73,7 +73,7 @@ IN_PLACE = {f"aten::{it}" for it in ("add_", "scatter_", "scatter_add_", "index_
 
 
 def _is_outermost(event: FunctionEvent) -> bool:
-    """Whether no operator that works in place called it, as the CPU's kernels do."""
+    """Return whether the operator was called by none that works in place, as the CPU's kernels call it."""
     return event.cpu_parent is None or event.cpu_parent.name not in IN_PLACE
 
 

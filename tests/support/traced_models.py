@@ -526,5 +526,5 @@ def taught() -> Tokens:
 
 
 def untaught() -> Tokens:
-    """A teacher that stays as it is."""
+    """Has a teacher that no pass changes."""
     return Teaching(0.0)

@@ -158,7 +158,7 @@ LOOPS_OF_SPECS = [
     for loop in LOOPS
     if loop != "lightning" or spec.parallelism.world_size == 1
 ]
-"""The loops and workloads of which an estimate is possible."""
+"""The loops and workloads that can be estimated."""
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
-"""Arithmetic in text: whole numbers and names with `+ - * /` and parentheses. Pure, no torch."""
+"""Divisors, and arithmetic in text: whole numbers and names with `+ - * /` and parentheses. Pure, no torch."""
 
 import ast
 import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from math import isqrt
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -11,6 +12,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+
+
+def divisors(number: int) -> list[int]:
+    """Return the whole numbers that divide ``number``, rising."""
+    low = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return sorted({*low, *(number // size for size in low)})
 
 
 class Arithmetic:

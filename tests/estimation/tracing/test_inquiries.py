@@ -199,7 +199,7 @@ def test_an_unknown_number_is_no_less_than_what_it_is_compared_with() -> None:
 
 
 def test_the_first_step_of_a_workloads_own_optimizer_is_not_that_of_later_updates() -> None:
-    """What later steps hold is part of the measured update."""
+    """The measured update is a later one, with all that such a step holds."""
     taken = trace(python_spec("tests.estimation.tracing.test_inquiries:waits"), 2, accumulates=True)
     largest = 50 * 32 * 4
     assert most_bytes(taken, stretch="first-update") < COPIES * largest < most_bytes(taken, stretch="measured-update")

@@ -12,8 +12,8 @@ A probe runs a few micro-batches in the place of an update's: ``probe_window`` s
 """
 
 from collections import Counter
-from math import isqrt
 
+from batchwright.arithmetic import divisors
 from batchwright.errors import PlanError
 from batchwright.schemas.plans import Plan, ReachableBatch, UniformPlan
 from batchwright.schemas.requests import LARGEST_EFFECTIVE_BATCH_SIZE, ProbeRequest
@@ -182,8 +182,7 @@ def check_divisible(effective_batch_size: int, world_size: int) -> None:
 
 def divisors_up_to(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:
     """The sizes that divide ``share``, rising up to ``bound``: multiples of ``granularity``, or 1 where none is."""
-    divisors = {size for low in range(1, isqrt(share) + 1) if share % low == 0 for size in (low, share // low)}
-    return tuple(sorted(size for size in divisors if size <= bound and size % granularity == 0)) or (1,)
+    return tuple(size for size in divisors(share) if size <= bound and size % granularity == 0) or (1,)
 
 
 def sizes_for_steps(share: int, bound: int, granularity: int = 1) -> tuple[int, ...]:

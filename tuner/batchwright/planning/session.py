@@ -164,7 +164,7 @@ class TuningSession:
 
     @property
     def begins_search(self) -> bool:
-        """Whether an estimate is to lead the search: before the first probe, and a quick one also after a restart."""
+        """True if an estimate is to lead the search: before the first probe, and after a restart of a quick tuning."""
         return not self._course.probes or (self.request.quick and self._course.verdict is None)
 
     def _spec_with_data(self) -> WorkloadSpec | None:

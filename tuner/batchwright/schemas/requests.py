@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
-from math import isqrt
 from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from batchwright.arithmetic import Arithmetic
+from batchwright.arithmetic import Arithmetic, divisors
 from batchwright.errors import FieldProblem, SpecError
 from batchwright.schemas.base import Document, NonNegativeInt, PositiveInt, texts_schema, typed_size
 from batchwright.schemas.command import FIGURES, CommandSpec, Spec
@@ -289,10 +288,9 @@ class TuningRequest(Document):
         return f"{only}: set `granularity` to {step}" if self.granularity % step else None
 
     def _divisors(self) -> list[int]:
-        """The sizes that divide a rank's samples, of the granularity; none where the samples cannot be divided."""
+        """Return the multiples of the granularity that divide a rank's samples; none where ranks differ in samples."""
         share, rest = divmod(self.effective_batch_size, self.spec.parallelism.world_size)
-        low = [size for size in range(1, isqrt(share) + 1) if not rest and share % size == 0]
-        return [size for size in {*low, *(share // size for size in low)} if size % self.granularity == 0]
+        return [] if rest else [size for size in divisors(share) if size % self.granularity == 0]
 
     @property
     def searches_divisors(self) -> bool:

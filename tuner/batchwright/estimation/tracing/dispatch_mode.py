@@ -54,11 +54,11 @@ _EQUAL = _aten.equal.default
 _ITEM = LOCAL_SCALAR_DENSE
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
+"""Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
 _SUM = _aten.sum.dim_IntList
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _CONVOLUTION_MASK_AT = 10
 """Position of ``output_mask`` among the arguments: whether images, weight and bias have gradients."""
-"""Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 _GROUPED_TYPES = {torch.float32, torch.float16, torch.bfloat16}
 """Types that the kernels of ``_grouped_mm`` take; torch's rule for fake tensors takes bf16 only."""

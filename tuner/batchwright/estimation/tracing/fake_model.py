@@ -29,11 +29,8 @@ def build_fake_model(spec: WorkloadSpec, workload: Workload, device: torch.devic
     if not traits_of(device.type).is_gpu:
         with _WithoutValues(device.type):
             return build_model(spec, workload, worst_case=True)
-    with (
-        tracer.without_recording(),
-        device,
-        _WithoutValues(device.type) as mode,
-    ):  # it sees calls before the device is added
+    # The mode comes last, to see calls before the default device is added.
+    with tracer.without_recording(), device, _WithoutValues(device.type) as mode:
         model = build_model(spec, workload, worst_case=True)
         kept = _move_the_rest(model, device, tracer.fakes, mode.placed)
     _record_model(model, tracer)

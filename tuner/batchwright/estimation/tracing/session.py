@@ -335,9 +335,8 @@ class UpdateTrace:
             patch.object(Tensor, "__deepcopy__", deep_copy),
             patch.object(FakeTensorMode, "avoid_device_init", True),  # though CUDA seems available
             patch.object(FakeTensor, "numpy", lambda tensor, *, force=False: tracer.values.array(tensor, force=force)),
-            patch.object(
-                torch.backends.mha, "get_fastpath_enabled", lambda: False
-            ),  # fused layers, of less memory, take no fake tensors
+            # fused layers, of less memory, take no fake tensors
+            patch.object(torch.backends.mha, "get_fastpath_enabled", lambda: False),
             tracer.fakes,
             tracer,
             optimizer_gradients_labelled(tracer),

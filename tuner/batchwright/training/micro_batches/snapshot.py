@@ -84,7 +84,7 @@ class Snapshot:
 
     @property
     def has_changing_state(self) -> bool:
-        """Whether a pass has changed state other than buffers, which is copied from then on."""
+        """True once a pass has changed state other than buffers, which is copied from then on."""
         return bool(self._changing)
 
     def _current_buffers(self) -> list[Tensor | None]:
