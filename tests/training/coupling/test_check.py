@@ -53,7 +53,7 @@ def _check(model: nn.Module, terms: Terms = squares, samples: int = 8, batch: ob
     return check_coupling(model, case, sliced(case.make_batch(samples) if batch is None else batch), CPU)
 
 
-def _check_spec(spec: WorkloadSpec, samples: int = 4) -> CouplingReport:
+def _check_spec(spec: WorkloadSpec, samples: int = 3) -> CouplingReport:
     return check_spec_coupling(spec, build_workload(spec), CPU, samples)
 
 
@@ -98,6 +98,7 @@ def test_dropout_costs_no_pass_of_its_own() -> None:
         return squares(model, batch)
 
     report = _check(_network(), terms)
+    assert passes == [2, 8, 2, 6], "the update is by the first part alone"
     without, passes = passes, []
     assert _check(_network(nn.Dropout(0.5)), terms) == replace(report, loss_error=ANY, gradient_error=ANY)
     assert passes == without
@@ -159,6 +160,13 @@ def test_a_module_that_refuses_one_sample_is_named() -> None:
     assert [(culprit.name, culprit.type_name) for culprit in report.culprits] == [("1", "BatchNorm1d")]
     assert "Expected more than 1 value per channel" in report.message
     assert "inf" not in report.message
+
+
+def test_a_spec_whose_parts_are_refused_is_compared_by_halves() -> None:
+    """Channels of one value, in the last layers of a ResNet on small images: BatchNorm refuses one sample of three."""
+    report = _check_spec(resnet_spec(batch={"image_size": 8}))
+    assert (report.verdict, report.samples, report.problem) == ("coupled", 4, None), report.message
+    assert report.culprits[0].type_name == "BatchNorm2d"
 
 
 def test_arithmetic_between_modules_is_blamed_on_the_module_that_does_it() -> None:
@@ -339,6 +347,33 @@ def test_a_loss_with_its_own_randomness_is_not_refused() -> None:
     report = _check(_network(), terms)
     assert report.verdict == "not-compared"
     assert "from run to run" in report.message
+
+
+def test_draws_that_the_first_part_does_not_make_are_found() -> None:
+    """A permutation of two samples or fewer is left out: the update's pass draws nothing, the batch's does."""
+
+    def mixed(model: nn.Module, batch: Tensor) -> LossTerms:
+        return squares(model, batch + batch[torch.randperm(len(batch))] if len(batch) > 2 else batch)
+
+    report = _check(_network(), mixed)
+    assert report.verdict != "separate"
+    assert "first part does not draw" not in report.message
+
+
+@pytest.mark.parametrize("samples", [3, 6])
+def test_a_first_part_without_a_loss_makes_no_update(samples: int) -> None:
+    """The whole batch does, so that samples that a weight of zero hides are found to be coupled."""
+    middle, last = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+    nn.init.zeros_(middle.weight)
+
+    def coupled_where_positive(_: nn.Module, batch: Tensor) -> LossTerms:
+        counts = batch[:, 0] > 0
+        outputs = middle(batch)
+        return {"loss": ((last(outputs) - 1 + outputs.mean(0))[counts].square().sum(), counts.sum())}
+
+    batch = torch.randn(samples, WIDTH)
+    batch[:, 0] = torch.arange(samples) - samples // 3 + 0.5
+    assert _check(nn.Sequential(middle, last), coupled_where_positive, batch=batch).coupled
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,12 @@ _SLOW_SECONDS = 2.0
 
 
 def check_spec_coupling(
-    spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int = 4, precision: Precision = "fp64"
+    spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int = 3, precision: Precision = "fp64"
 ) -> CouplingReport:
     """Run ``check_coupling`` on a new model in fp32, without compilation and activation checkpointing.
 
-    Random number generators are as before when the function returns or raises. The batch has at least two samples; with
-    fewer than four, BatchNorm refuses halves of one sample.
+    Random number generators are as before when the function returns or raises. The batch has at least two samples; a
+    model that cannot be compared on an odd number (BatchNorm may refuse one sample) is given another, for halves.
 
     Raises:
         WorkloadError: as ``check_coupling``, or when the workload builds no model that can be trained.
@@ -66,7 +66,10 @@ def check_spec_coupling(
             whole = workload.make_micro_batch(samples)
         else:
             whole = made_micro_batch(workload.make_batch, samples)
-        return check_coupling(model, workload, whole, device, precision)
+        report = check_coupling(model, workload, whole, device, precision)
+    if report.problem is None or samples % 2 == 0:
+        return report
+    return check_spec_coupling(spec, workload, device, samples + 1, precision)
 
 
 def check_coupling(
@@ -75,7 +78,7 @@ def check_coupling(
     """Compare the loss and the gradient of a ``whole`` batch with those of its two parts.
 
     The parts are a third and the rest (halves may agree by chance), or halves if the model refuses one of these. They
-    are compared after an update on the batch: in a new model, weights of zero hide coupled samples, and state that
+    are compared after an update on the first part: in a new model, weights of zero hide coupled samples, and state that
     forward passes change lags behind the weights only after an update.
 
     The model is compared in its current modes. If its loss draws random numbers, every dropout is set to zero. If that
@@ -164,47 +167,69 @@ class _Check:
         problem = "its loss changes from run to run, in eval mode too"
         for stage, (suppress, matches_draws) in enumerate(stages):
             with suppress(self._model), MatchedDraws() if matches_draws else nullcontext() as self._runner.draws:
-                whole = self._run_whole_batch()
-                wrong = whole.not_finite()
+                first = self._run_for_update()
+                wrong = first.not_finite()
                 if wrong is not None and stage == 0:
                     return self._failed_report(wrong)
-                if wrong is not None or (self._runner.drew_random_numbers and self._runner.draws is None):
+                if wrong is not None or self._draws_differ:
                     continue
                 self._forces_eval_mode = suppress is in_eval_mode and self._trains
                 try:
-                    return self._compare_after_update(whole)
+                    return self._compare_after_update(first)
                 except UnmatchedDrawError as error:
                     problem = f"its random numbers cannot be made the same for its parts ({error})"
                 except _NondeterministicError as error:
                     problem = str(error)
         return self._failed_report(problem)
 
-    def _run_whole_batch(self) -> Run:
-        """Run the whole batch from the model's current state, and record the state that changes."""
+    @property
+    def _draws_differ(self) -> bool:
+        """Whether a part of the last run drew random numbers, which are not the same in another run."""
+        return self._runner.drew_random_numbers and self._runner.draws is None
+
+    def _run_for_update(self) -> Run:
+        """Run the first part, which costs less, or the whole batch if the part has no gradient to make an update by."""
+        runner = self._runner
+        try:
+            run = self._run_new_state(runner.splits[-1][:1])
+        except (ValueError, RuntimeError) as error:  # BatchNorm may refuse one sample
+            if is_of_device(error):
+                raise
+        else:
+            if run.gradients and run.not_finite() is None:
+                return run
+        runner.state.restore()
+        return self._run_new_state(runner.whole)
+
+    def _run_new_state(self, sizes: list[int]) -> Run:
+        """Run parts of these sizes from the model's current state, and record the state that changes."""
         runner = self._runner
         runner.state = ModelState(self._model)
         began = time.monotonic()
-        whole = runner.run(runner.whole, seed=0)
+        run = runner.run(sizes, seed=0)
         if runner.is_slow_in_fp64(time.monotonic() - began, _SLOW_SECONDS):
             raise _SlowError
         if changing := runner.state.changed_parameters():
             runner.state = ModelState(self._model, changing)
-            whole = runner.run(runner.whole, seed=0)
+            run = runner.run(sizes, seed=0)
         self._changed = runner.state.changed()
-        return whole
+        return run
 
     def _failed_report(self, problem: str, *culprits: Culprit, error: float = math.nan) -> CouplingReport:
         return CouplingReport(error, error, culprits, not self._forces_eval_mode, self._runner.samples, problem)
 
-    def _compare_after_update(self, whole: Run) -> CouplingReport:
+    def _compare_after_update(self, first: Run) -> CouplingReport:
         """The report on the model after an update, or without one if the update leads to infinite numbers."""
-        if not whole.gradients:
+        if not first.gradients:
             return self._failed_report("its loss reaches no parameter")
-        after = self._runner.advance(whole)
-        if after is None:
-            return self._compare_splits(whole)
+        after = self._runner.advance(first)
+        whole = self._run_new_state(self._runner.whole) if after is None else after
+        if wrong := whole.not_finite():
+            return self._failed_report(wrong)
+        if self._draws_differ:
+            raise _NondeterministicError("it draws random numbers that its first part does not draw")
         self._changed = self._runner.state.changed()
-        return replace(self._compare_splits(after), updates=1)
+        return replace(self._compare_splits(whole), updates=0 if after is None else 1)
 
     def _compare_splits(self, whole: Run) -> CouplingReport:
         """The report on a third and the rest, or on halves if the model refuses one of these."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from batchwright.device_traits import traits_of
 from batchwright.torch_internals import Dropout
-from batchwright.training.coupling.error_scale import Noise, Run, Term, noise_of
+from batchwright.training.coupling.error_scale import Noise, Run, Term, largest, noise_of
 from batchwright.training.coupling.precision import LIMITS, ROUNDED_RUNS, Precision, mantissa_bits, rounded_weights
 from batchwright.training.coupling.random_draws import MatchedDraws
 from batchwright.training.micro_batches.forward_state import ModelState
@@ -133,7 +133,7 @@ class Runner:
     def run(
         self, sizes: list[int], seed: int, *, reset_modules: frozenset[str] = frozenset(), continues: bool = False
     ) -> Run:
-        """Loss terms and gradients over parts of these sizes.
+        """Loss terms and gradients over parts of these sizes, of the batch's first samples if they have fewer.
 
         Every part starts from the same state of the modules ``reset_modules``. If the run ``continues``, the first part
         starts from the state of the other modules that the last run has left.
@@ -166,9 +166,9 @@ class Runner:
             for name, parameter in self.model.named_parameters():
                 if parameter.grad is None:
                     continue
-                gradient = parameter.grad.to_dense().to("cpu", copy=True)
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
-                scales[name] += float(gradient.abs().max()) if gradient.numel() else 0.0
+                gradient = parameter.grad.to_dense().to("cpu")
+                scales[name] += largest(gradient)
+                gradients[name] = gradients[name].add_(gradient) if name in gradients else gradient
             self.model.zero_grad(set_to_none=True)
         self._continues = False
         return Run(pieces, gradients, dict(scales))
@@ -195,13 +195,13 @@ class Runner:
                 rounded.append(self.run(self.whole, seed=0))
         return noise_of(whole, rounded)
 
-    def advance(self, whole: Run) -> Run | None:
-        """Make an update by the gradients of ``whole``, after which each run starts from the new state.
+    def advance(self, first: Run) -> Run | None:
+        """Make an update by the gradients of ``first``, after which each run starts from the new state.
 
         Returns:
             A run of the whole batch after the update, or None if its numbers are infinite. Then the update is undone.
         """
-        before, steps = self.state, self._update(whole.gradients)
+        before, steps = self.state, self._update(first.gradients)
         self.state = ModelState(self.model, before.changing)
         after = self.run(self.whole, seed=0)
         if after.not_finite() is None:
@@ -233,9 +233,18 @@ class Runner:
         reset_modules: frozenset[str] = frozenset(),
     ) -> Iterator[tuple[LossTerms, int]]:
         """Yield the terms and the number of samples of each part. The first part always starts from the same state."""
-        first = 0
-        for index, part in enumerate(self._micro_batch.divide(sizes)):
-            self._prepare_part(index, first, part.size, seed, reset_modules)
+        first, samples = 0, sum(sizes)
+        rest = [self.samples - samples] if samples < self.samples else []
+        for index, part in enumerate(self._micro_batch.divide([*sizes, *rest])[: len(sizes)]):
+            if not index and not self._continues:
+                self.state.restore()
+            self.state.restore_modules(reset_modules)
+            if self.draws is not None:
+                self.draws.start(first, part.size, samples)
+                seed_generators(seed, self._device, torch_seed=0)
+            elif not index:
+                seed_generators(seed, self._device)
+            self._seeded = RandomState.capture(self._device)
             on_part_start(index)
             floating = torch.float64 if self.precision == "fp64" else None
             batch = to_device(copied(part.batch), self._device, floating)  # a model may overwrite its input
@@ -244,18 +253,6 @@ class Runner:
             yield terms, part.size
             first += part.size
             self.drew_random_numbers = not self._seeded.equals(RandomState.capture(self._device))
-
-    def _prepare_part(self, index: int, first: int, size: int, seed: int, reset_modules: frozenset[str]) -> None:
-        """Set the state and the random numbers for a part of ``size`` samples that begins at sample ``first``."""
-        if not index and not self._continues:
-            self.state.restore()
-        self.state.restore_modules(reset_modules)
-        if self.draws is not None:
-            self.draws.start(first, size, self.samples)
-            seed_generators(seed, self._device, torch_seed=0)
-        elif not index:
-            seed_generators(seed, self._device)
-        self._seeded = RandomState.capture(self._device)
 
 
 def _measure(terms: LossTerms, samples: int) -> dict[str, Term]:

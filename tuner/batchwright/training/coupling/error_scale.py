@@ -128,11 +128,16 @@ def loss_error(whole: Run, split: Run, limits: Limits, noise: Noise = NO_NOISE) 
     )
 
 
+def largest(tensor: Tensor) -> float:
+    """The largest absolute value; zero of no elements."""
+    return float(torch.linalg.vector_norm(tensor, math.inf)) if tensor.numel() else 0.0
+
+
 def differences(whole: Run, split: Run) -> dict[str, float]:
     """Largest difference of each parameter's gradient."""
     zero = torch.zeros(())
     return {
-        name: float((split.gradients.get(name, zero) - whole.gradients.get(name, zero)).abs().max())
+        name: largest(split.gradients.get(name, zero) - whole.gradients.get(name, zero))
         for name, gradient in {**whole.gradients, **split.gradients}.items()
         if gradient.numel()
     }
