@@ -1,5 +1,7 @@
 """Memory that CUDA kernels allocate inside: copies of arguments that they cannot read, and workspaces."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from batchwright.estimation.tracing.kernel_workspaces.library_calls import libra
 from batchwright.estimation.tracing.torch_internals import (
     EFFICIENT_ATTENTION_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
+    FOURIER_TRANSFORMS,
     OpOverload,
 )
 from batchwright.hardware.gpu_lookup import find_gpu
 from batchwright.hardware.workspace_tables import VARIABLE, MeasuredWorkspaces
 from batchwright.schemas.gpus import KernelProfile, MeasuredWorkspace, WorkspaceFile, WorkspaceTable
+from batchwright.torch_internals import TorchDispatchMode
 from tests.support.factories import python_spec, transformers_spec
 from tests.support.traced import traced_on_cuda
 
@@ -114,6 +118,40 @@ def inside(operator: Any, *arguments: Any, kernels: CudaKernels = A100) -> list[
     """Bytes of the blocks that a kernel allocates inside."""
     blocks = kernels.temporary(operator, arguments, ())
     return [block if isinstance(block, int) else block.nbytes for block in blocks if block]
+
+
+@pytest.mark.parametrize(
+    ("transform", "signals", "copies"),
+    [
+        (torch.fft.rfft, torch.ones(4, 6, 8), []),
+        (torch.fft.rfft2, torch.ones(4, 6, 8, 8), []),
+        (torch.fft.irfft, torch.ones(4, 6, 5, dtype=torch.complex64), [4 * 6 * 5]),
+        (torch.fft.fft, torch.ones(4, 6, 8, dtype=torch.complex64), []),
+        (partial(torch.fft.fft, dim=1), torch.ones(4, 6, 8, dtype=torch.complex64), [4 * 6 * 8]),
+        (partial(torch.fft.fftn, dim=(1, 2, 3, 4)), torch.ones(2, 3, 4, 5, 6, dtype=torch.complex64), [720]),
+    ],
+    ids=["real", "images", "to real", "complex", "inner", "four dimensions"],
+)
+def test_fourier_transforms_copy_and_have_a_work_area(
+    transform: Callable[[Tensor], Tensor], signals: Tensor, copies: list[int]
+) -> None:
+    """Copies in complex elements, then a work area of one element for each of the signals, of at most eight."""
+    calls = []
+
+    class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's types
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            calls.append((func, args, [result]))
+            return result
+
+    with Calls():  # type: ignore[no-untyped-call] # torch's types
+        transform(signals)
+    ((func, args, results),) = (call for call in calls if call[0] in FOURIER_TRANSFORMS)
+    area = max(args[0].numel(), results[0].numel()) * 2 * FLOAT
+    assert list(A100.temporary(func, args, results)) == [*(2 * FLOAT * elements for elements in copies), area]
+    assert A100.error(func, args, results) == (area, 7 * area)
+    ordered = in_order_of_allocation(func, ["workspace"] * (1 + len(copies)), results)
+    assert ordered[0] is results[0]
 
 
 @pytest.mark.parametrize(

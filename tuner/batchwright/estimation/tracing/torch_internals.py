@@ -105,6 +105,9 @@ EMBEDDING_BAG: OpOverload = _aten._embedding_bag.default  # noqa: SLF001
 EMBEDDING_BAG_BACKWARD: OpOverload = _aten._embedding_bag_backward.default  # noqa: SLF001
 FLASH_ATTENTION_BACKWARD: OpOverload = _aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
 FOREACH_NORM: OpOverload = _aten._foreach_norm.Scalar  # noqa: SLF001
+FOURIER_TRANSFORMS: frozenset[OpOverload] = frozenset(
+    {_aten._fft_c2c.default, _aten._fft_c2r.default, _aten._fft_r2c.default}  # noqa: SLF001
+)
 GROUPED_MM: OpOverload = _aten._grouped_mm.default  # noqa: SLF001
 LOCAL_SCALAR_DENSE: OpOverload = _aten._local_scalar_dense.default  # noqa: SLF001
 LOG_SOFTMAX: OpOverload = _aten._log_softmax.default  # noqa: SLF001

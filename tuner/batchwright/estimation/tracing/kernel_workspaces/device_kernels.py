@@ -14,6 +14,7 @@ from batchwright.estimation.tracing.kernel_workspaces.attention_workspaces impor
     flash_backward,
 )
 from batchwright.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
+from batchwright.estimation.tracing.kernel_workspaces.fourier_workspaces import fourier_copies, fourier_error
 from batchwright.estimation.tracing.kernel_workspaces.index_workspaces import (
     SUMMING_WORKSPACES,
     embedding_backward,
@@ -64,6 +65,7 @@ from batchwright.estimation.tracing.torch_internals import (
     EMBEDDING_BAG_BACKWARD,
     FLASH_ATTENTION_BACKWARD,
     FOREACH_NORM,
+    FOURIER_TRANSFORMS,
     GRU_CELL,
     PACK_SEQUENCES,
     PDIST_BACKWARD,
@@ -104,9 +106,10 @@ _WORKSPACES_AFTER_RESULTS: Mapping[OpOverload, int] = {
     EMBEDDING_BAG_BACKWARD: SUMMING_WORKSPACES,
     FLASH_ATTENTION_BACKWARD: 4,  # `mha_bwd` and `_efficient_attention_backward` make the gradients first
     EFFICIENT_ATTENTION_BACKWARD: 3,
+    **dict.fromkeys(FOURIER_TRANSFORMS, 3),
     CUDNN_ATTENTION_BACKWARD: 1,  # `run_cudnn_SDP_bprop` takes the gradients that it is to write
 }
-"""Number of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""
+"""Most of the last workspaces of an operator that its kernel allocates after the results; of others it is 0."""
 
 _WORKSPACES: Mapping[OpOverload, Workspace] = {
     FLASH_ATTENTION_BACKWARD: flash_backward,
@@ -141,6 +144,7 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
     **dict.fromkeys(CTC_LOSS_BACKWARD, ctc_backward),
+    **dict.fromkeys(FOURIER_TRANSFORMS, fourier_copies),
 }
 
 
@@ -192,6 +196,8 @@ class CudaKernels:
         """Return by how many bytes the workspace of ``func`` may be smaller, and larger, than ``temporary`` has it."""
         if func is CUDNN_RNN:
             return recurrent_error(args, is_miopen=self.has_miopen)
+        if func in FOURIER_TRANSFORMS:
+            return fourier_error(args, outputs)
         call = library_call(func, args, outputs)
         if call is None:
             return 0, 0
@@ -230,7 +236,7 @@ def in_order_of_allocation(
 ) -> list[_Workspace | Tensor]:
     """Return workspaces and results of an operator in the order in which its CUDA kernel allocates them."""
     order = _ALLOCATED_IN_ORDER.get(func, range(len(outputs)))
-    first = len(workspaces) - _WORKSPACES_AFTER_RESULTS.get(func, 0)
+    first = max(0, len(workspaces) - _WORKSPACES_AFTER_RESULTS.get(func, 0))
     return [*workspaces[:first], *(outputs[position] for position in order), *workspaces[first:]]
 
 
