@@ -128,6 +128,12 @@ def _own_world(monkeypatch: pytest.MonkeyPatch, _data_folders: Iterator[Path]) -
         resource.setrlimit(kind, (soft, hard))
 
 
+@pytest.fixture
+def own_datasets_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide the user's cache of `datasets`."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module")
 def forked() -> Iterator[None]:
     """Runs and supervisors of the module's tests start no interpreter: their processes are forked, torch imported."""

@@ -40,20 +40,6 @@ async def followed(calls: AsyncCalls) -> list[int]:
     return [event.id async for event in calls.tunings.events("tun_1")]
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
-def drive(request: pytest.FixtureRequest) -> Driver:
-    """Both clients, one after the other."""
-    return Driver(request.param)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of the clients."""
-    clock = Clock()
-    clock.install(monkeypatch)
-    return clock
-
-
 # --- waiting ---
 
 

@@ -42,21 +42,6 @@ from tests.support.service.scripted_network import (
     tuning,
 )
 
-
-@pytest.fixture(params=["blocking", "asyncio"])
-def drive(request: pytest.FixtureRequest) -> Driver:
-    """Both clients, one after the other."""
-    return Driver(request.param)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of the clients."""
-    clock = Clock()
-    clock.install(monkeypatch)
-    return clock
-
-
 # --- retries ---
 
 

@@ -31,7 +31,8 @@ from tests.commands.recorded import (
     shape,
     stored,
 )
-from tests.system.test_subreaper import await_file, is_running
+from tests.support.command import is_running
+from tests.system.test_subreaper import await_file
 
 SLEEPS = """
 import os, signal, subprocess, sys, time

@@ -115,12 +115,6 @@ def test_loopback_is_known(tmp_path: Path, host: str, *, loopback: bool) -> None
     assert Settings(data_dir=tmp_path, host=host).listens_on_loopback is loopback
 
 
-def test_the_data_folder_is_its_users_alone(tmp_path: Path) -> None:
-    """Specs, logs and weights lie there; the umask does not open it."""
-    build(Settings(data_dir=tmp_path / "data", worker=False)).stop()
-    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
-
-
 def test_a_folder_that_cannot_be_created_is_named() -> None:
     """No traceback when the disk is read-only or the path is none."""
     with pytest.raises(ConfigurationError, match="/proc/nope/data cannot be created"):
@@ -266,17 +260,12 @@ def holder(store: Store, clock: Clock, new_id: Callable[[str], str]) -> LeaseHol
     store.submissions.add(new_work(new_id("tun")))
     claim = store.leases.claim(SERVED, TERMS.lease_seconds)
     assert claim is not None
-    return LeaseHolder(claim.lease, TERMS, claim_time(clock), clock)
+    return LeaseHolder(claim.lease, TERMS, clock.now, clock)
 
 
 def renew(store: Store, holder: LeaseHolder) -> None:
     """Renew a lease as a heartbeat does."""
     send(store.devices, Beat(TERMS.lease_seconds), [holder])
-
-
-def claim_time(clock: Clock) -> float:
-    """Return the time at which the work of ``holder`` was claimed."""
-    return clock.now
 
 
 def test_a_held_lease_lets_work_go_on_while_it_is_renewed(store: Store, holder: LeaseHolder, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The command line, called in the test's own process: one of its own takes seconds to start."""
+"""The command line in the test's own process, since one of its own takes seconds to start; whether others run."""
 
 import io
 import os
@@ -35,3 +35,11 @@ def called(
             for number, handler in before.items():
                 signal.signal(number, handler)
     return subprocess.CompletedProcess(command, status, printed.getvalue(), told.getvalue())
+
+
+def is_running(pid: int | str) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

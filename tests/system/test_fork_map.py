@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from batchwright.system.fork_map import run_in_forks
+from tests.support.command import is_running
 
 _ORPHANS = r"""
 import os, sys, time
@@ -86,13 +87,6 @@ def test_forked_processes_end_with_the_one_that_forked_them() -> None:
     parent.wait()
     parent.stdout.close()
     deadline = time.monotonic() + 120
-    while any(_runs(pid) for pid in forked) and time.monotonic() < deadline:
+    while any(is_running(pid) for pid in forked) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not any(_runs(pid) for pid in forked)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not any(is_running(pid) for pid in forked)

@@ -19,6 +19,7 @@ from batchwright.commands.launching import FreshCommand, Launch
 from batchwright.system import subreaper
 from batchwright.system.kept_process import KeptProcess
 from batchwright.system.subreaper import Channel
+from tests.support.command import is_running
 
 LONG = "import time; time.sleep(600)"
 DAEMON = f"""
@@ -74,14 +75,6 @@ def await_file(path: Path) -> str:
     while not path.exists() or not path.read_text():
         time.sleep(0.01)
     return path.read_text()
-
-
-def is_running(process: int) -> bool:
-    """Return whether a process still runs."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_the_exit_status_and_the_output_are_kept(tmp_path: Path) -> None:

@@ -10,19 +10,11 @@ import pytest
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.work import JobSubmission
 from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import StoreUnavailableError
 from tests.support.factories import recommendation
-from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
+from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, bearer, body, ended, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
-
-
-def bearer(service: Running, *scopes: Scope) -> dict[str, str]:
-    """Return the header with a new API key."""
-    new, text = make_key("test", scopes)
-    service.system.store.keys.add(new)
-    return {"Authorization": f"Bearer {text}"}
 
 
 def job_body() -> dict[str, Any]:

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from batchwright.client.documents.work import JobSubmission
-from batchwright.schemas.requests import TrainingRequest
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright_service.application.job_files import JobFiles
 from batchwright_service.application.rules.device_checks import SLOT_FILE
-from tests.support.factories import recommendation
-from tests.support.service.asking import ended, problem_in
+from tests.support.service.asking import ended_job, problem_in
 from tests.support.service.running import Running
 
 UNKNOWN = "job_" + "0" * 32
@@ -22,9 +19,7 @@ UNKNOWN = "job_" + "0" * 32
 @pytest.fixture
 def job(service: Running) -> dict[str, Any]:
     """A job that has ended without leaving a folder."""
-    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
-    response = service.http.post("/v1/jobs", json=submission.model_dump(mode="json"))
-    return ended(service.http, response.headers["location"])
+    return ended_job(service)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.application.views import decode_cursor, encode_cursor
 from batchwright_service.domain.key_texts import make_key
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
-from tests.support.service.asking import PATIENCE_SECONDS, body, ended, problem_in
+from tests.support.service.asking import PATIENCE_SECONDS, body, ended, ended_job, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
 
@@ -29,13 +29,6 @@ def ids(service: Running, path: str, **params: Any) -> list[str]:
 def submitted(service: Running, **changes: Any) -> dict[str, Any]:
     """A tuning that has ended."""
     return ended(service.http, service.http.post("/v1/tunings", json=body(**changes)).headers["location"])
-
-
-def job(service: Running) -> dict[str, Any]:
-    """A job that has ended."""
-    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
-    response = service.http.post("/v1/jobs", json=submission.model_dump(mode="json"))
-    return ended(service.http, response.headers["location"])
 
 
 def test_tunings_are_filtered(service: Running) -> None:
@@ -135,7 +128,7 @@ def test_rows_name_the_key_that_submitted_them(service: Running) -> None:
 
 def test_jobs_are_filtered(service: Running) -> None:
     """Jobs are filtered by state, device, model and fingerprint, over HTTP and in the SDK."""
-    made = job(service)
+    made = ended_job(service)
     assert ids(service, "/v1/jobs", state="SUCCEEDED", device="cpu", model="mlp") == [made["id"]]
     assert ids(service, "/v1/jobs", state="QUEUED") == []
     assert ids(service, "/v1/jobs", model="gpt") == []
@@ -159,14 +152,6 @@ def test_recommendations_are_filtered_by_precision_and_objective(service: Runnin
     for name in ("precision", "objective"):
         problem = problem_in(service.http.get("/v1/recommendations", params={name: "fp8"}), 422, "invalid-request")
         assert problem.errors[0].field == name
-
-
-def test_filtered_pages_follow_one_another(service: Running) -> None:
-    """A cursor continues within the filter."""
-    made = [submitted(service, effective_batch_size=size)["id"] for size in (5, 6, 7)]
-    page = service.http.get("/v1/tunings", params={"limit": 2, "state": "SUCCEEDED"}).json()
-    rest = {"limit": 2, "state": "SUCCEEDED", "cursor": page["next_cursor"]}
-    assert [item["id"] for item in page["items"]] + ids(service, "/v1/tunings", **rest) == made[::-1]
 
 
 def test_a_state_that_does_not_exist_is_refused(shared_service: Running) -> None:
@@ -198,7 +183,7 @@ def test_cursors_name_identifiers() -> None:
 def test_pages_are_written_as_their_documents(service: Running) -> None:
     """Lists are written from rows directly; their JSON equals that of the documents."""
     submitted(service)
-    job(service)
+    ended_job(service)
     kinds: list[tuple[str, type[TuningPage | JobPage | RecommendationPage]]] = [
         ("/v1/tunings", TuningPage),
         ("/v1/jobs", JobPage),

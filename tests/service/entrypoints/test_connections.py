@@ -254,7 +254,7 @@ def test_an_answer_that_nobody_reads_is_dropped(*, reads: bool) -> None:
             reader, writer = await server.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: len(server.registry) == 1)
             (connection,) = server.registry._open
-            await until(lambda: connection.transport is not None and unsent(connection.transport) > 0)
+            await until(lambda: connection.transport is not None and connection.transport.get_write_buffer_size() > 0)
             for now in range(0, 100, 20):
                 server.registry.sweep(float(now))
                 if reads:
@@ -264,11 +264,6 @@ def test_an_answer_that_nobody_reads_is_dropped(*, reads: bool) -> None:
             writer.close()
 
     asyncio.run(run())
-
-
-def unsent(transport: asyncio.Transport) -> int:
-    """Bytes that wait for the peer to read."""
-    return transport.get_write_buffer_size()
 
 
 def test_whoever_waits_makes_room_for_new_ones_and_requests_at_work_never_do() -> None:

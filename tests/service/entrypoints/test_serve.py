@@ -19,13 +19,12 @@ import pytest
 from batchwright.client import Client
 from batchwright.client.documents.states import State
 from batchwright.client.documents.work import Event
-from batchwright.planning.session import TuningSession
 from batchwright.schemas.requests import TrainingRequest
 from batchwright_service.entrypoints import serve as serve_module
 from batchwright_service.entrypoints.serve import _listening, serve
 from batchwright_service.errors import ConfigurationError, DeviceTakenError
 from batchwright_service.settings import Settings
-from tests.support.factories import CPU, recommendation, tuning_request
+from tests.support.factories import recommendation, tuning_request
 from tests.support.service.processes import (
     PATIENCE_SECONDS,
     Spoken,
@@ -36,7 +35,7 @@ from tests.support.service.processes import (
     wait_until,
 )
 from tests.support.service.running import application
-from tests.support.service.scripted import ScriptedRunner
+from tests.support.service.scripted import undisturbed
 
 pytestmark = pytest.mark.usefixtures("starts")
 
@@ -90,15 +89,6 @@ def interrupted(sizes: list[int], expected: list[int]) -> bool:
     return any(sizes == expected[: place + 1] + expected[place:] for place in range(2, len(expected) + 1))
 
 
-def undisturbed() -> list[int]:
-    """The sizes a tuning probes that nothing interrupts."""
-    tuning = TuningSession(tuning_request(), CPU, environment={}, versions={"torch": "2.8"})
-    runner = ScriptedRunner(37)
-    while (probe := tuning.next_probe()) is not None:
-        tuning.record(runner.run(probe))
-    return runner.sizes
-
-
 def wait_for_probes(client: Client, tuning_id: str, count: int) -> Event:
     """Follow a tuning until this many probes are recorded."""
     for event in client.tunings.events(tuning_id):
@@ -109,7 +99,7 @@ def wait_for_probes(client: Client, tuning_id: str, count: int) -> Event:
 
 def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartServed, journal: Path) -> None:
     """After kill -9 in the third probe the tuning ends as undisturbed: only the probe that was killed is run again."""
-    expected = undisturbed()
+    expected = [probe.micro_batch_size for probe in undisturbed()]
     first = start_served()
     with Client(first.url) as client:
         tuning_id = client.tunings.submit(tuning_request()).id
@@ -133,7 +123,7 @@ def test_a_killed_service_goes_on_from_its_recorded_probes(start_served: StartSe
 
 def test_a_killed_worker_process_is_started_again(start_served: StartServed, journal: Path) -> None:
     """After kill -9 of it in the third probe the same service, which answers all the time, ends the tuning as usual."""
-    expected = undisturbed()
+    expected = [probe.micro_batch_size for probe in undisturbed()]
     served = start_served()
     with Client(served.url) as client:
         tuning_id = client.tunings.submit(tuning_request()).id
@@ -162,7 +152,7 @@ def test_a_worker_process_that_is_told_to_end_hands_back_and_is_started_again(
         (worker,) = children_of(served.process.pid)
         os.kill(worker, signal.SIGTERM)
         assert client.tunings.wait(tuning_id, START_SECONDS).state is State.SUCCEEDED
-    assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
+    assert sorted(set(sizes_in(journal))) == sorted([probe.micro_batch_size for probe in undisturbed()])
 
 
 def test_a_group_that_is_terminated_gets_one_signal(start_served: StartServed, journal: Path) -> None:
@@ -223,7 +213,7 @@ def test_a_terminated_service_hands_back_and_exits_cleanly(start_served: StartSe
     with Client(second.url) as client:
         tuning = client.tunings.wait(tuning_id, START_SECONDS)
     assert tuning.state is State.SUCCEEDED
-    assert sorted(set(sizes_in(journal))) == sorted(undisturbed())
+    assert sorted(set(sizes_in(journal))) == sorted([probe.micro_batch_size for probe in undisturbed()])
     assert second.end(signal.SIGINT) == 0
 
 

@@ -11,13 +11,13 @@ from batchwright.client.documents.workers import ServedDevice
 from batchwright_service.errors import QuotaExceededError
 from batchwright_service.store.database import notifications
 from batchwright_service.store.database.notifications import Listener, channel_of
-from batchwright_service.store.database.transactions import open_engine, write_transaction
+from batchwright_service.store.database.transactions import write_transaction
 from batchwright_service.store.models import Beat, Quota
 from batchwright_service.store.store import Store
-from tests.support.service.postgres import Databases
 from tests.support.service.scripted import SERVED, new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, on_device
 
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 PATIENCE_SECONDS = 60.0
 RESUMED, CANCELLED, LOST = "resumed", "cancelled", "lost"
 
@@ -53,14 +53,6 @@ class Inbox:
         """Wait until this comes."""
         while self.next() != wanted:
             pass
-
-
-@pytest.fixture
-def store(postgresql: Databases) -> Iterator[Store]:
-    """A store on PostgreSQL."""
-    opened = Store(open_engine(postgresql.migrated()))
-    yield opened
-    opened.close()
 
 
 Listen = Callable[[str], Inbox]

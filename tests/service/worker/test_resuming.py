@@ -141,7 +141,7 @@ def test_without_a_checkpoint_it_is_refused(ended: tuple[Running, Job]) -> None:
     folder = service.settings.runs_dir / job.id / "checkpoints"
     aside = folder.rename(folder.with_name("aside"))
     never = service.system.store.submissions.add(
-        new_work("job_" + "1" * 32, WorkKind.JOB, payload=_payload(service, job))
+        new_work("job_" + "1" * 32, WorkKind.JOB, payload=service.system.store.work.get(job.id).payload)
     )
     service.system.store.submissions.cancel(never.id)
     with service.client as client:
@@ -239,7 +239,3 @@ def cancelled_after(system: System, job_id: str, update: int) -> None:
             system.context.jobs.cancel(job_id, KEYLESS)
         threading.Event().wait(0.02)
     assert item.state is State.CANCELLED, item.problem
-
-
-def _payload(service: Running, job: Job) -> str:
-    return service.system.store.work.get(job.id).payload

@@ -12,6 +12,7 @@ from batchwright.driving.probe_runner import WorkloadRunner
 from batchwright.errors import ProbeCancelledError
 from batchwright.hardware.memory_in_use import MemoryInUse
 from batchwright.planning.accumulation import probe_window
+from batchwright.planning.session import TuningSession
 from batchwright.schemas.command import CommandSpec
 from batchwright.schemas.recommendation import CouplingCheck, DataReading
 from batchwright.schemas.requests import CouplingRequest, ExpectationRequest, ProbeRequest, TuningRequest
@@ -263,3 +264,12 @@ class InlineExecutor(Executor):
     @override
     def train(self, run: TrainingRun, on_progress: OnProgress, grace_seconds: GraceSeconds) -> TrainingResult:
         return self._train(run, on_progress, grace_seconds)
+
+
+def undisturbed(largest: int = 37, request: TuningRequest | None = None) -> list[ProbeResult]:
+    """The probes of a tuning that nothing interrupts."""
+    tuning = TuningSession(request or tuning_request(), CPU, environment={}, versions=SERVED.versions)
+    runner = ScriptedRunner(largest)
+    while (probe := tuning.next_probe()) is not None:
+        tuning.record(runner.run(probe))
+    return list(tuning.probes)

@@ -4,7 +4,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -19,17 +18,13 @@ from batchwright.workloads.build import build_model, build_workload
 from tests.support.factories import gpt_spec, mlp_spec, resnet_spec, transformers_spec
 from tests.support.sources import built, problem
 
+pytestmark = pytest.mark.usefixtures("own_datasets_cache")
+
 VIT: dict[str, Any] = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 VIT |= {"intermediate_size": 16, "image_size": 16, "patch_size": 8, "num_labels": 3}
 
 BERT: dict[str, Any] = {"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT |= {"vocab_size": 64, "num_labels": 3}
-
-
-@pytest.fixture(autouse=True)
-def _cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets` from the tests."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 # --- images ---

@@ -24,6 +24,8 @@ from tests.training.data.test_data import write_rows
 from tests.training.test_adapters import LLAMA
 from tests.training.test_trained_model import spec_of
 
+pytestmark = pytest.mark.usefixtures("own_datasets_cache")
+
 LENGTH = 120
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
@@ -50,12 +52,6 @@ CHAT: list[dict[str, Any]] = [
     {"role": "assistant", "content": "yes"},
 ]
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
-
-
-@pytest.fixture(autouse=True)
-def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets`."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -17,6 +16,8 @@ from tests.support.sources import built, problem
 from tests.training.data.test_data import LENGTH, records, text_model
 from tests.training.test_trained_model import train
 
+pytestmark = pytest.mark.usefixtures("own_datasets_cache")
+
 PAIRS: list[dict[str, Any]] = [
     {"text": "ab", "other": "b", "label": "no"},
     {"text": "abbaabbaab", "other": "abab", "label": "yes"},
@@ -27,12 +28,6 @@ WORDS: list[dict[str, Any]] = [
     {"tokens": ["ab"] * 10, "tags": [1] * 10},
     {"tokens": [], "tags": []},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets`."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

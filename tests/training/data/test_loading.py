@@ -24,6 +24,7 @@ from batchwright.training.data.base import TrainingData
 from batchwright.training.data.build import build_data
 from batchwright.training.data.loading import AccumulationWindow, SampleRange, WindowLoader
 from batchwright.workloads.build import build_workload
+from tests.support.command import is_running
 from tests.support.factories import gpt_spec, mlp_spec
 
 WINDOWS: tuple[AccumulationWindow, ...] = (
@@ -285,14 +286,6 @@ def test_workers_end_with_a_killed_parent() -> None:
     while any(is_running(pid) for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_window_may_have_more_parts_than_a_process_may_open_files() -> None:

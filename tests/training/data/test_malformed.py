@@ -4,7 +4,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from batchwright.errors import SpecError
@@ -26,9 +25,9 @@ TASKS |= {"words": ("token-classification", BERT)}
 
 
 @pytest.fixture(autouse=True)
-def _short_limits_and_a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets`, and wait less for what never ends."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def _short_limits(monkeypatch: pytest.MonkeyPatch, own_datasets_cache: None) -> None:
+    """Wait less for what never ends."""
+    del own_datasets_cache
     monkeypatch.setattr(completions, "_SECONDS", 3.0)
     monkeypatch.setattr(completions, "_SECONDS_OF_ROW", 3.0)
 

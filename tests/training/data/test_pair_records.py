@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -20,18 +19,14 @@ from tests.training.data.test_data import write_rows
 from tests.training.test_adapters import LLAMA
 from tests.training.test_trained_model import spec_of
 
+pytestmark = pytest.mark.usefixtures("own_datasets_cache")
+
 LENGTH = 10
 BEGIN, END = 0, 1
 ROWS = [
     {"prompt": "ab", "chosen": "cd", "rejected": "c"},
     {"prompt": "abc", "chosen": "defghijklmn", "rejected": "x"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets`."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

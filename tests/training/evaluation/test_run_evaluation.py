@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchwright.errors import CheckpointError
 from batchwright.hardware.memory_devices.factory import open_device
@@ -24,6 +23,7 @@ from batchwright.training.trainer import Trainer
 from tests.support.factories import gpt_spec, mlp_spec, recommendation
 from tests.support.soak import killed_and_resumed, result_of, started, wait_until
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
+from tests.training.test_progress import events
 
 pytestmark = pytest.mark.usefixtures("forked")
 DROPOUT = {
@@ -43,14 +43,10 @@ def loop_for(directory: Path, spec: WorkloadSpec, **fields: Any) -> Trainer:
     return Trainer(build_run(recommendation(spec, 16, 5), request, RunPaths(directory), open_device("cpu")))
 
 
-def without_times(reports: list[EvaluationReport]) -> list[EvaluationReport]:
-    """The reports of which two runs are compared."""
-    return [report.model_copy(update={"seconds": 0.0}) for report in reports]
-
-
 def evaluations(made: list[TrainingProgress]) -> list[EvaluationReport]:
     """Every evaluation of a run."""
-    return without_times([report for progress in made for report in progress.evaluations])
+    reports = (report for progress in made for report in progress.evaluations)
+    return [report.model_copy(update={"seconds": 0.0}) for report in reports]
 
 
 class Scripted:
@@ -369,14 +365,7 @@ def test_a_kill_in_an_evaluation_loses_no_update(tmp_path: Path, monkeypatch: py
     ]
     assert evaluations(logs[0]) == evaluations(logs[1])
     for tag in ("loss/total", "evaluation/loss"):
-        assert tracked(paths[0], tag) == tracked(paths[1], tag)
-
-
-def tracked(paths: RunPaths, tag: str) -> list[tuple[int, float]]:
-    """The points that TensorBoard shows for a tag."""
-    reader = EventAccumulator(str(paths.tensorboard), size_guidance={"scalars": 0})
-    reader.Reload()
-    return [(event.step, event.value) for event in reader.Scalars(tag)]
+        assert events(paths[0], tag) == events(paths[1], tag)
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])

@@ -10,13 +10,9 @@ import pytest
 
 from batchwright.client.documents.api_keys import Scope
 from batchwright.client.documents.bulk import MOST_IDS
-from batchwright.client.documents.work import JobSubmission
-from batchwright.schemas.requests import TrainingRequest
-from batchwright_service.domain.key_texts import make_key
 from batchwright_service.errors import StoreUnavailableError
 from batchwright_service.store.submissions import SubmissionStore
-from tests.support.factories import recommendation
-from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
+from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, bearer, body, ended, ended_job, problem_in
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, until_stopped
 from tests.support.service.scripted_network import RESET, Driver, Reply, Script, fake_time
@@ -24,24 +20,10 @@ from tests.support.service.scripted_network import RESET, Driver, Reply, Script,
 Headers = dict[str, str]
 
 
-def bearer(service: Running, *scopes: Scope) -> Headers:
-    """Return the header with a new API key."""
-    new, text = make_key("test", scopes)
-    service.system.store.keys.add(new)
-    return {"Authorization": f"Bearer {text}"}
-
-
 def tuning(service: Running, size: int, headers: Headers | None = None) -> str:
     """Submit a tuning, and return its id."""
     made = service.http.post("/v1/tunings", json=body(effective_batch_size=size), headers=headers)
     return str(made.json()["id"])
-
-
-def job(service: Running) -> dict[str, Any]:
-    """A job that has ended."""
-    submission = JobSubmission(recommendation=recommendation(), training=TrainingRequest(updates=1))
-    made = service.http.post("/v1/jobs", json=submission.model_dump(mode="json"))
-    return ended(service.http, made.headers["location"])
 
 
 def change(
@@ -95,7 +77,7 @@ def test_permissions_are_those_of_each(start_service: StartService) -> None:
 
 def test_each_kind_has_its_own(service: Running) -> None:
     """A job is not found among tunings, and keeps its folder until it is deleted as a job."""
-    done = job(service)
+    done = ended_job(service)
     directory = Path(done["directory"])
     directory.mkdir(parents=True, exist_ok=True)
     assert change(service, "delete", [done["id"]]) == [(404, None, "not-found")]
@@ -106,7 +88,7 @@ def test_each_kind_has_its_own(service: Running) -> None:
 
 def test_a_folder_that_stays_keeps_its_job(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other jobs are deleted all the same, and that one is when the folder can be removed."""
-    stuck, free = job(service), job(service)
+    stuck, free = ended_job(service), ended_job(service)
     Path(stuck["directory"]).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(free["directory"], ignore_errors=True)
     ids = [stuck["id"], free["id"]]

@@ -1,7 +1,6 @@
 """Claims of several devices in one round trip to PostgreSQL."""
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,14 @@ from batchwright_service.store.database.claim_statements import lock_claims
 from batchwright_service.store.database.transactions import open_engine, read_transaction, write_transaction
 from batchwright_service.store.models import Claim
 from batchwright_service.store.store import Store
-from tests.support.service.postgres import Databases
 from tests.support.service.scripted import new_work
 from tests.support.service.stores import LEASE_SECONDS, NewId, claimed, elsewhere, fill
 
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 PATIENCE_SECONDS = 60.0
 QUEUED = 60
 WAITING = "FROM pg_locks WHERE relation = 'health'::regclass AND NOT granted"
 """Claims in line for the lock."""
-
-
-@pytest.fixture
-def store(postgresql: Databases) -> Iterator[Store]:
-    """A store on PostgreSQL."""
-    opened = Store(open_engine(postgresql.migrated()))
-    yield opened
-    opened.close()
 
 
 def claims_of(store: Store, *names: str) -> list[Claim | None]:
