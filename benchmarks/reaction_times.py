@@ -22,17 +22,18 @@ from sqlalchemy import text
 
 from batchwright.estimation.pool import EstimatePool
 from batchwright.schemas.estimates import EstimateRequest
+from batchwright_service.store.database.schema import work_items
 from batchwright_service.store.database.transactions import open_engine, write_transaction
-from tests.service.dashboard.test_quality import store_many
 from tests.support.factories import mlp_spec, tuning_request
 from tests.support.paths import SUPPORT
 from tests.support.service.browser import chromium, watched
 from tests.support.service.processes import LISTENS, WORKS, Api, Spoken, spoken, wait_until
-from tests.support.service.running import running
+from tests.support.service.running import Running, running
 from tests.support.service.scripted import ScriptedRunner, Trainer
 
 LEASE_SECONDS = 2.0
 WRITERS, WRITES = 6, 50
+MANY = 10_000
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 REACTION = """async () => {
     const began = performance.now();
@@ -121,6 +122,22 @@ def longest_wait(folder: Path) -> float:
         list(pool.map(writer, range(WRITERS)))
     engine.dispose()
     return max(waits)
+
+
+def store_many(service: Running) -> None:
+    """Tunings that have been cancelled, written in bulk as the store writes them."""
+    queued = service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json")).json()
+    found = service.http.get(f"/v1/tunings/{queued['id']}", params={"wait": 20}).json()
+    assert found["state"] == "SUCCEEDED"
+    engine = open_engine(service.settings.url)
+    with write_transaction(engine) as connection:
+        row = dict(connection.execute(work_items.select().where(work_items.c.id == queued["id"])).mappings().one())
+        rows = [
+            row | {"id": f"tun_{number:032x}", "fingerprint": f"{number:064x}", "recommendation_id": None}
+            for number in range(MANY)
+        ]
+        connection.execute(work_items.insert(), rows)
+    engine.dispose()
 
 
 def pages(folder: Path, rounds: int) -> dict[str, list[float]]:

@@ -6,7 +6,6 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from batchwright.client.documents.api_keys import Scope
-from batchwright.client.documents.bulk import MOST_IDS
 from batchwright.client.documents.states import State
 from batchwright_service.domain.key_texts import make_key
 from tests.support.factories import recommendation, tuning_request
@@ -108,33 +107,6 @@ def test_each_refusal_is_shown_with_its_reason(browser: Browser, service: Runnin
         expect(page.get_by_text("No tunings yet")).to_be_visible()
         expect(bar(page)).to_be_hidden()
     assert state_of(service, other) is None
-
-
-@pytest.mark.thorough
-def test_a_long_selection_is_sent_in_parts(browser: Browser, service: Running) -> None:
-    """More than one request takes are cancelled; the acts that apply follow the states of the rows."""
-    ended(service, 5)
-    ids = queued(service, MOST_IDS + 10)
-    requests = []
-    with watched(browser, service.url) as opened:
-        page = opened.open("/tunings")
-        page.on("request", lambda request: requests.append(request.url) if request.url.endswith("/bulk") else None)
-        for rows in (50, 100):
-            expect(page.locator("tbody tr")).to_have_count(rows)
-            page.get_by_role("button", name="Load more").click()
-        expect(page.locator("tbody tr")).to_have_count(len(ids) + 1)
-        page.get_by_label("Select all").check()
-        bar(page).get_by_role("button", name=f"Cancel {len(ids)} tunings").click()
-        dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("1 more selected tuning cannot be cancelled, and will not change.")
-        dialog.get_by_role("button", name=f"Cancel {len(ids)} tunings").click()
-        expect(page.get_by_text(f"{len(ids)} tunings cancelled", exact=True)).to_be_visible()
-        expect(bar(page).get_by_role("button", name=f"Delete {len(ids) + 1} tunings")).to_be_visible()
-        expect(bar(page).get_by_role("button", name="Cancel")).to_have_count(0)
-        page.locator("tbody").get_by_role("checkbox").first.uncheck()
-        expect(bar(page).get_by_role("button", name=f"Delete {len(ids)} tunings")).to_be_visible()
-    assert len(requests) == 2
-    assert {state_of(service, name) for name in ids} == {State.CANCELLED}
 
 
 @pytest.mark.thorough

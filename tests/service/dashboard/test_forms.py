@@ -25,8 +25,6 @@ from tests.support.service.conformance_service import estimated
 from tests.support.service.registered import DEFINITION, commands_file, submission
 from tests.support.service.running import Running, StartService
 
-TARGET_MODULES = {"q_proj, v_proj": "v_proj", "all-linear": "all-linear", "q_proj\nk_proj\n": "k_proj"}
-"""Typed texts, with the text or the last module that is sent for each."""
 HUNDREDS = 300
 PRESETS = {name: request for family in presets().values() for name, request in family.items()}
 
@@ -48,18 +46,6 @@ def test_a_preset_is_a_request_of_a_known_model(name: str) -> None:
     check_workload(request.spec)
 
 
-@pytest.mark.thorough
-def test_a_preset_fills_the_form_with_all_of_it(service: Running, browser: Browser) -> None:
-    """The form's request equals the preset, for each of them; the page stays accessible."""
-    with watched(browser, service.url) as opened:
-        page = opened.open("/tunings/new")
-        for name, request in PRESETS.items():
-            page.get_by_label("Model from the presets").select_option(name)
-            expect(page.get_by_label("Effective batch size")).to_have_value(str(request["effective_batch_size"]))
-            assert TuningSubmission.model_validate(preview(page)) == TuningSubmission.model_validate(request), name
-        assert violations(page) == []
-
-
 def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -> None:
     """A field for each of model, batch and card is all that is open; a field that is wrong opens what it is in."""
     with watched(browser, service.url) as opened:
@@ -79,36 +65,6 @@ def test_a_new_tuning_asks_three_questions(service: Running, browser: Browser) -
         expect(page.get_by_label("Device", exact=True)).to_have_value("")
         assert preview(page)["hardware"]["gpu"].startswith("H100")
         assert "device" not in preview(page)
-
-
-@pytest.mark.thorough
-def test_an_adapter_of_defaults_is_kept(service: Running, browser: Browser) -> None:
-    """Choosing the kind is enough, and choosing none takes the adapter out again."""
-    with watched(browser, service.url) as opened:
-        page = opened.open("/tunings/new")
-        page.get_by_label("Model from the presets").select_option("Llama 3, 8 billion")
-        page.get_by_text("Advanced: name").click()
-        kind = page.locator("#field-spec-adapter-kind")
-        expect(kind).to_have_value("")
-        assert "adapter" not in preview(page)["spec"]
-        kind.select_option("lora")
-        expect(page.locator("#preview code")).to_contain_text('"adapter"')
-        assert preview(page)["spec"]["adapter"] == {"kind": "lora"}
-        page.locator("#field-spec-adapter-rank").fill("16")
-        expect(page.locator("#preview code")).to_contain_text("16")
-        assert preview(page)["spec"]["adapter"] == {"kind": "lora", "rank": 16}
-        modules = page.locator("#field-spec-adapter-target_modules")
-        for typed, sent in TARGET_MODULES.items():
-            modules.fill(typed)
-            expect(page.locator("#preview code")).to_contain_text(re.compile(r"target_modules[^}]*" + sent[-3:]))
-            adapter = preview(page)["spec"]["adapter"]
-            assert adapter["target_modules"] == (sent if sent == "all-linear" else ["q_proj", sent])
-            TuningSubmission.model_validate(preview(page))
-        page.locator("#field-spec-adapter-quantization-kind").select_option("fp4")
-        expect(page.locator("#preview code")).to_contain_text("fp4")
-        assert preview(page)["spec"]["adapter"]["quantization"] == {"kind": "fp4"}
-        kind.select_option("")
-        expect(page.locator("#preview code")).not_to_contain_text('"adapter"')
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -171,6 +127,7 @@ def test_a_command_is_tuned_from_its_form(registered: Running, browser: Browser)
         opened_form(page)
         expect(page.get_by_label("Effective batch size")).to_have_value("60")
         expect(page.get_by_text("From 1 to 64.")).to_be_visible()
+        assert violations(page) == []
         expect(page.locator("#estimated")).to_have_count(0)
         page.get_by_label("Width").fill("12")
         page.get_by_label("Packing").check()
@@ -286,12 +243,3 @@ def test_without_commands_the_form_has_no_choice(start_service: StartService, br
         page = opened.open("/tunings/new")
         expect(page.get_by_label("Effective batch size")).to_be_visible()
         expect(page.get_by_label("Workload", exact=True)).to_have_count(0)
-
-
-@pytest.mark.thorough
-def test_the_form_of_a_command_is_accessible(registered: Running, browser: Browser) -> None:
-    """By the rules of axe."""
-    with watched(browser, registered.url) as opened:
-        page = opened.open("/tunings/new")
-        opened_form(page)
-        assert violations(page) == []

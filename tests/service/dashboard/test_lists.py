@@ -79,19 +79,6 @@ def test_a_sorted_list_is_paged_in_its_order(service: Running, browser: Browser)
         expect(page.get_by_label("Search")).to_have_value("")
 
 
-@pytest.mark.thorough
-def test_a_text_is_searched_while_it_is_typed(service: Running, browser: Browser) -> None:
-    """The space between two words stays when the first word is applied."""
-    with watched(browser, service.url) as opened:
-        page = opened.open("/tunings")
-        expect_order(page, *reversed(SIZES))
-        page.get_by_label("Search").press_sequentially("run ")
-        expect(page).to_have_url(re.compile(r"\?q=run$"))
-        page.get_by_label("Search").press_sequentially("no-37")
-        expect(page).to_have_url(re.compile(r"\?q=run\+no-37$"))
-        expect_order(page, 37)
-
-
 @contextmanager
 def held(page: Page, address: re.Pattern[str], method: str = "GET") -> Iterator[None]:
     """Hold back the requests to an address until the end of the block."""
@@ -270,35 +257,6 @@ def chips(page: Page) -> Locator:
 def remove(page: Page, text: str) -> None:
     """Click on a chip."""
     page.get_by_role("button", name=f"Remove the filter {text}", exact=True).click()
-
-
-@pytest.mark.thorough
-def test_each_filter_is_a_chip_that_a_click_removes(varied: Running, browser: Browser) -> None:
-    """States add up and have buttons of their own, as models have a field; the address has what is set."""
-    with watched(browser, varied.url) as opened:
-        page = opened.open("/tunings")
-        expect(rows(page)).to_have_count(6)
-        expect(chips(page)).to_have_count(0)
-        page.get_by_role("button", name="Cancelled", exact=True).click()
-        expect(rows(page)).to_have_count(3)
-        page.get_by_role("button", name="Failed", exact=True).click()
-        expect(rows(page)).to_have_count(4)
-        expect(page).to_have_url(re.compile(r"\?state=CANCELLED&state=FAILED$"))
-        page.get_by_role("combobox", name="Model").select_option("gpt")
-        expect(rows(page)).to_have_count(3)
-        page.get_by_label("Filter by").select_option("Project")
-        page.get_by_role("combobox", name="Project").fill("nothing")
-        page.get_by_role("button", name="Add", exact=True).click()
-        expect(page.get_by_text("No matches for these filters")).to_be_visible()
-        expect(chips(page)).to_have_text([re.compile("Project: nothing")])
-        assert violations(page) == []
-        remove(page, "Project: nothing")
-        expect(rows(page)).to_have_count(3)
-        page.get_by_role("combobox", name="Model").select_option("All")
-        expect(rows(page)).to_have_count(4)
-        page.get_by_role("button", name="Cancelled", exact=True).click()
-        expect(rows(page)).to_have_count(1)
-        expect(page).to_have_url(re.compile(r"\?state=FAILED$"))
 
 
 def test_the_keyboard_adds_and_removes_filters(varied: Running, browser: Browser) -> None:

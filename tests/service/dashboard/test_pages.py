@@ -25,7 +25,6 @@ from tests.support.service.browser import Watched, watched
 from tests.support.service.processes import slow_service
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner, Trainer, until_stopped
-from tests.support.service.stores import set_work
 
 Open = Callable[..., Watched]
 
@@ -321,22 +320,6 @@ def test_wrong_fields_are_marked(service: Running, visit: Open) -> None:
 
 
 @pytest.mark.thorough
-def test_yaml_fills_the_form(service: Running, visit: Open) -> None:
-    """A pasted spec becomes the request body."""
-    page = visit(service).open("/tunings/new")
-    page.get_by_text("Paste a spec as YAML or JSON").click()
-    text = (
-        "model: {kind: reference, architecture: {name: resnet, width: 8}}\nbatch: {image_size: 16}\nprecision: bf16\n"
-    )
-    page.get_by_label("A spec, or a whole request").fill(text)
-    page.get_by_role("button", name="Fill the form").click()
-    expect(page.locator("#preview")).to_contain_text('"resnet"')
-    sent = json.loads(page.locator("#preview code").inner_text())["spec"]
-    assert sent["model"]["architecture"] == {"name": "resnet", "width": 8}
-    assert (sent["batch"], sent["precision"]) == ({"image_size": 16}, "bf16")
-
-
-@pytest.mark.thorough
 def test_the_first_start_offers_an_example(service: Running, visit: Open) -> None:
     """The overview of an empty service leads to a form that is filled in, and no longer does after a tuning."""
     page = visit(service).open("/")
@@ -616,18 +599,3 @@ def test_a_page_recovers_when_the_service_comes_back(browser: Browser, tmp_path:
         stack.enter_context(start(int(first.url.rpartition(":")[2])))
         expect(state(page)).to_have_text("Succeeded", timeout=120_000)
         assert page.evaluate("window.same")
-
-
-@pytest.mark.thorough
-def test_the_overview_shows_when_a_device_was_in_use(service: Running, visit: Open) -> None:
-    """A strip for each device, with its words; one that held no work says so."""
-    made = tune(service)
-    set_work(service.settings.url, made["id"], device_ms=7_200_000)
-    page = visit(service).open("/")
-    strip = page.get_by_role(
-        "img", name=re.compile(r"^Busy \d\.\d % of the last 24 hours, last in the half hour from ")
-    )
-    expect(strip).to_be_visible()
-    bars = strip.locator(".strip-tunings")
-    assert 4 <= bars.count() <= 6
-    expect(strip.locator(".strip-jobs")).to_have_count(0)

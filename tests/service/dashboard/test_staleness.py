@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Browser, expect
 
 from tests.support.factories import tuning_request
 from tests.support.service.browser import violations, watched
@@ -59,31 +59,6 @@ def test_the_page_of_a_stale_recommendation_confirms_it(upgraded: tuple[Running,
         expect(page.get_by_role("heading", name="Train with")).to_be_visible()
         expect(page.get_by_text("Made under other conditions")).to_have_count(0)
     assert len(service.runner.sizes) == 1
-
-
-@pytest.mark.thorough
-def test_a_recommendation_is_confirmed_once(upgraded: tuple[Running, list[str]], browser: Browser) -> None:
-    """A second request has the first one's key, and says what came of that; confirmed rows are no longer chosen."""
-    service, names = upgraded
-    keys: list[tuple[str, str | None]] = []
-
-    def respond(route: Route) -> None:
-        keys.append((route.request.url.split("/")[-2], route.request.header_value("idempotency-key")))
-        state = "QUEUED" if len(keys) <= len(names) else "SUCCEEDED"
-        route.fulfill(json={"id": f"tun_{'0' * 32}", "state": state})
-
-    with watched(browser, service.url) as opened:
-        page = opened.open("/recommendations")
-        page.route(re.compile("/confirm$"), respond)
-        for words in ("being confirmed", "confirmed before"):
-            page.get_by_label(re.compile("^Select all")).check()
-            page.get_by_role("button", name="Confirm 2 recommendations").click()
-            expect(page.get_by_role("status").filter(has_text=f"2 recommendations {words}")).to_be_visible()
-            expect(page.get_by_label(re.compile("^Select all"))).not_to_be_checked()
-            expect(page.get_by_text("recommendations selected")).to_have_count(0)
-    assert keys[:2] == keys[2:]
-    assert len(set(keys)) == len(names)
-    assert {key for _, key in keys}.isdisjoint({None, ""})
 
 
 @pytest.mark.thorough
