@@ -548,23 +548,6 @@ def test_sigterm_while_training_leaves_a_checkpoint(spec_file: Path, tmp_path: P
     assert result.updates == run.checkpointed_update()
 
 
-@pytest.mark.thorough
-def test_sigterm_to_a_process_that_trains_leaves_a_checkpoint(spec_file: Path, tmp_path: Path) -> None:
-    """Interrupt the command in a process of its own."""
-    words, run = trains_without_end(spec_file, tmp_path)
-    command = [sys.executable, "-m", "batchwright", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    while not run.progress.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.terminate()
-    time.sleep(0.05)
-    process.terminate()
-    result = TrainingResult.model_validate_json(process.communicate(timeout=120)[0])
-    assert (process.returncode, result.outcome) == (143, RunOutcome.STOPPED)
-    assert result.updates == run.checkpointed_update()
-
-
 def _has(path: Path, text: str) -> bool:
     try:
         return text.encode() in path.read_bytes()

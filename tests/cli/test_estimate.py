@@ -30,12 +30,10 @@ from batchwright.schemas.estimates import (
 )
 from batchwright.schemas.gpus import ByteInterval
 from batchwright.schemas.workload import WorkloadSpec
-from tests.support.command import called
+from tests.support.command import called, is_running
 from tests.support.factories import mlp_spec, python_spec
 
 GIB = 1024**3
-LARGE = {"name": "mlp", "hidden_features": 12_000, "hidden_layers": 2}
-"""576 MB of weights between its hidden layers: 2.3 GB with gradients and the state of the optimizer."""
 
 
 def batchwright(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -69,36 +67,6 @@ def test_one_gpu_in_detail(of_one_gpu: subprocess.CompletedProcess[str]) -> None
         assert words in text
 
 
-@pytest.mark.thorough
-def test_what_fits_nowhere_ends_with_its_own_code(tmp_path: Path) -> None:
-    """Exit code 3, with the numbers as JSON; a GPU on which it fits makes it 0."""
-    spec = written(tmp_path, mlp_spec(model={"kind": "reference", "architecture": LARGE}))
-    done = batchwright("estimate", spec, "--gpu", "1GiB", "--gpu", "2GiB", "--json")
-    assert done.returncode == 3, done.stderr
-    found = Estimate.model_validate_json(done.stdout)
-    assert [gpu.feasible for gpu in found.gpus] == [Verdict.DOES_NOT_FIT] * 2
-    assert found.gpus[0].peak is not None
-    assert found.gpus[0].peak.breakdown is not None
-    assert found.gpus[0].peak.breakdown.parameters_bytes > 576_000_000
-    done = batchwright("estimate", spec, "--gpu", "1GiB", "--gpu", "L4")
-    assert done.returncode == 0, done.stderr
-    assert "does not fit" in done.stdout
-
-
-@pytest.mark.thorough
-def test_failing_code_is_reported_with_its_own_message(tmp_path: Path) -> None:
-    """Exit code 4, the error as JSON on standard output; on a terminal the place in the code comes with it."""
-    spec = written(tmp_path, python_spec("tests.support.misbehaving:build", way="raises"))
-    done = batchwright("estimate", spec, "--gpu", "L4", "--json")
-    assert done.returncode == 4
-    message = json.loads(done.stdout)["message"]
-    assert "labels must be below 10" in message
-    assert "Traceback" not in message
-    done = batchwright("estimate", spec, "--gpu", "L4")
-    assert done.returncode == 4
-    assert "misbehaving.py" in done.stderr
-
-
 def test_the_remedy_of_a_time_limit_is_an_option(tmp_path: Path) -> None:
     """Exit code 4; the message names the option that was typed, not the field of the request."""
     spec = written(tmp_path, python_spec("tests.support.misbehaving:build", way="hangs"))
@@ -125,14 +93,7 @@ def test_sigterm_leaves_no_process_and_no_files(tmp_path: Path) -> None:
         assert process.wait(120) == 143
     assert not list((tmp_path / "tmp").glob("batchwright-*"))
     for pid in journal.read_text().split():
-        assert not _is_alive(pid)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        assert not is_running(pid)
 
 
 @pytest.mark.parametrize(

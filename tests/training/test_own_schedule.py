@@ -1,8 +1,5 @@
 """Learning-rate schedules of a `python` workload's own: rates, checkpoints, and what is refused."""
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -17,14 +14,10 @@ from batchwright.schemas.requests import TrainingRequest
 from batchwright.schemas.training import RunOutcome, TrainingProgress
 from batchwright.schemas.workload import WorkloadSpec
 from batchwright.training.assembly import build_run
-from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.training.launching.run_directory import RunPaths
 from batchwright.training.trainer import Trainer
 from batchwright.workloads.build import build_workload, check_workload
 from tests.support.factories import mlp_spec, recommendation
-from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for
-
-pytestmark = pytest.mark.usefixtures("forked")
 
 _MODULE = """
 import torch
@@ -121,31 +114,6 @@ def test_a_stopped_run_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.Mon
     assert [progress.learning_rate for progress in made] == [progress.learning_rate for progress in undisturbed[3:]]
     for ours, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.thorough
-def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGKILL behind a checkpoint, then a restart in new processes: the hash of the weights is the same."""
-    spec = spec_returning(tmp_path, monkeypatch, _ONE_CYCLE)
-    found = recommendation(spec, 40, 2, environment=ENVIRONMENT)
-    request = TrainingRequest(updates=200, checkpoint_every=3)
-    undisturbed = run_to_end(tmp_path / "whole", found, request)
-    process = TrainingProcess(tmp_path / "killed")
-    process.start(found, request)
-    reported: list[TrainingProgress] = []
-    while len(reported) < 5 and process.poll() is None:
-        reported += process.new_progress()
-        time.sleep(0.005)
-    os.kill(process.pids[0], signal.SIGKILL)
-    assert wait_for(process).outcome is RunOutcome.FAILED
-    again = TrainingProcess(tmp_path / "killed")
-    again.start(found, request)
-    result = wait_for(again)
-    assert (result.outcome, undisturbed.outcome) == (RunOutcome.SUCCEEDED, RunOutcome.SUCCEEDED)
-    assert result.resumed_from is not None
-    assert result.weights_sha256 == undisturbed.weights_sha256
 
 
 def test_another_number_of_updates_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -22,12 +21,12 @@ from tests.support import rank_scenarios
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
 from tests.support.forked import run_two_ranks
-from tests.support.whole_runs import run_to_end, weights_of
+from tests.support.whole_runs import weights_of
 from tests.training.test_adapters import LLAMA, change_a_bias, logits, stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
 
 pytestmark = [
-    pytest.mark.usefixtures("forked"),
+    pytest.mark.usefixtures("forked", "own_datasets_cache"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # read by peft
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to:UserWarning"),  # peft on GPT-2
 ]
@@ -37,12 +36,6 @@ THOROUGH_ADAPTER = pytest.param(LORA, marks=pytest.mark.thorough)
 ADAPTERS = pytest.mark.parametrize("adapter", [None, LORA], ids=["whole", "adapter"])
 COPY = "reference_policy."
 METRICS = ("reward_accuracy", "reward_margin")
-
-
-@pytest.fixture(autouse=True)
-def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets`."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 def pairs_spec(adapter: Any = None, model: dict[str, Any] | None = None, **changes: Any) -> WorkloadSpec:
@@ -168,21 +161,6 @@ def equal_figures(found: EvaluationSummary | None, single: EvaluationSummary | N
     assert single.last.trained is not None
     assert found.last.metrics == pytest.approx(single.last.metrics, abs=rounding)
     assert found.last.trained.metrics == pytest.approx(single.last.trained.metrics, abs=rounding)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@ADAPTERS
-def test_processes_of_two_ranks_train_as_one(tmp_path: Path, adapter: Any, strategy: str) -> None:
-    """So do runs in processes of their own."""
-    results = []
-    for ranks in (1, 2):
-        spec = of_two_ranks(adapter, strategy).with_world_size(ranks)
-        result = run_to_end(tmp_path / str(ranks), recommendation(spec, 10, 4), TrainingRequest(updates=UPDATES))
-        assert result.outcome is RunOutcome.SUCCEEDED, result
-        results.append(result)
-    assert relative_distance(weights_of(tmp_path / "2"), weights_of(tmp_path / "1")) < 1e-6
-    equal_figures(results[1].evaluation, results[0].evaluation)
 
 
 def written_pairs(path: Path) -> None:

@@ -24,6 +24,7 @@ from batchwright_service.application.estimates import EstimateCases, EstimateLim
 from batchwright_service.application.rules.policy import Policy
 from batchwright_service.bootstrap import app_of
 from batchwright_service.errors import EstimatesBusyError, InvalidInputError, TargetNotAllowedError
+from tests.support.command import is_running
 from tests.support.factories import mlp_spec, python_spec
 from tests.support.service.running import Running, StartService, listening
 
@@ -42,14 +43,6 @@ def until(happens: Callable[[], bool]) -> None:
     while not happens():
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    """Return whether a process has ended, zombies included."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 class Hanging:
@@ -102,15 +95,6 @@ def test_an_estimate_says_what_fits_and_that_it_is_one(client: Client) -> None:
         assert (gpu.peak.micro_batch_size, gpu.peak.verdict) == (8, Verdict.FITS)
 
 
-@pytest.mark.thorough
-def test_a_question_asked_again_is_answered_from_memory(client: Client) -> None:
-    """Also with other data, rates and time limit: not even the time it took differs. Another GPU asks another."""
-    first = client.estimates.create(estimate_request(None, "RTX 3090"))
-    other = mlp_spec(data={"kind": "synthetic", "samples": 7}, optimizer={"name": "adamw", "learning_rate": 0.5})
-    assert client.estimates.create(estimate_request(other, "NVIDIA GeForce RTX 3090", timeout_seconds=60.0)) == first
-    assert client.estimates.create(estimate_request(None, "L4")) != first
-
-
 def test_the_catalogue_is_listed(client: Client) -> None:
     """Every GPU that can be named, with its sources."""
     assert client.gpus.list() == GPUS
@@ -148,16 +132,6 @@ def test_code_is_traced_only_by_allow_list(client: Client) -> None:
     assert (problem.status, problem.code) == (403, "python-target-not-allowed")
 
 
-@pytest.mark.thorough
-def test_what_cannot_be_traced_is_told_in_the_workloads_words(start_service: StartService, hanging: Hanging) -> None:
-    """422 with the error of the caller's own code."""
-    del hanging
-    with start_service(python_targets=TARGET).client as client:
-        problem = refused(client, estimate_request(python_spec(TARGET, way="raises")))
-    assert (problem.status, problem.code) == (422, "cannot-estimate")
-    assert "labels must be below 10" in problem.detail
-
-
 def test_an_estimate_that_takes_too_long_is_given_up(client: Client) -> None:
     """504 with the time: torch alone takes longer to import."""
     problem = refused(client, estimate_request(None, "B200", timeout_seconds=0.1))
@@ -176,25 +150,6 @@ def posted(url: str, request: EstimateRequest) -> socket.socket:
     head = f"POST /v1/estimates HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection
-
-
-@pytest.mark.thorough
-def test_slots_are_bounded_and_freed_by_a_client_that_goes_away(
-    start_service: StartService, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the slot is taken others are 503 with when to come back; a closed connection ends the processes."""
-    service = start_service(python_targets=TARGET)
-    monkeypatch.setattr(service.system.context.estimates._bulkhead, "_wait_seconds", 0.2)
-    with posted(service.url, estimate_request(hanging.spec)):
-        processes = hanging.processes()
-        busy = service.http.post("/v1/estimates", json=json.loads(estimate_request().model_dump_json()))
-        assert (busy.status_code, busy.json()["code"]) == (503, "estimates-busy")
-        assert busy.headers["retry-after"]
-        assert service.http.get("/v1/gpus").status_code == 200
-        assert not any(is_gone(pid) for pid in processes)
-    until(lambda: all(is_gone(pid) for pid in processes))
-    with service.client as client:
-        assert client.estimates.create(estimate_request()).gpus[0].feasible is Verdict.FITS
 
 
 def test_estimates_leave_the_api_its_threads(start_service: StartService) -> None:
@@ -225,16 +180,7 @@ def test_a_service_that_ends_ends_its_estimates(start_service: StartService, han
         app.state.context.feed.close()
         answer = asked.result(PATIENCE_SECONDS)
     assert (answer.status_code, answer.json()["code"]) == (503, "estimate-cancelled")
-    assert all(is_gone(pid) for pid in processes)
-
-
-def test_the_number_of_slots_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`BATCHWRIGHT_ESTIMATE_SLOTS`, one when left out."""
-    from batchwright_service.settings import Settings
-
-    assert Settings(data_dir=tmp_path).estimate_slots == 1
-    monkeypatch.setenv("BATCHWRIGHT_ESTIMATE_SLOTS", "3")
-    assert Settings(data_dir=tmp_path).estimate_slots == 3
+    assert not any(is_running(pid) for pid in processes)
 
 
 class Scripted:

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from batchwright.probing.supervisor import ProbeSupervisor
-from batchwright.schemas.requests import ProbeRequest, TrainingRequest
-from batchwright.schemas.results import Outcome
+from batchwright.schemas.requests import TrainingRequest
 from batchwright.system.processes import propagated_environment
 from batchwright.training.launching.launcher import TrainingProcess
 from batchwright_service.errors import ConfigurationError
@@ -30,7 +27,6 @@ from batchwright_service.observability.tracing import Spans, current_trace_paren
 from batchwright_service.worker.executors.base import TrainingRun
 from batchwright_service.worker.executors.local import LocalExecutor
 from tests.support.factories import CPU, recommendation, tuning_request
-from tests.support.forked import forked_starts
 from tests.support.service.processes import Api, slow_service, wait_until
 from tests.support.service.running import Running, StartService
 from tests.support.service.scripted import ScriptedRunner
@@ -256,26 +252,6 @@ def test_the_trace_reaches_the_probes(start_service: StartService) -> None:
     service.http.post("/v1/tunings", json=tuning_request().model_dump(mode="json") | {"fresh": True})
     wait_until(lambda: bool(seen))
     assert seen[0] == {}
-
-
-@pytest.mark.thorough
-def test_a_probes_process_has_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment has it, for a workload's instrumentation; the next probe of the same server has its own."""
-    code = (
-        "import os, pathlib\n\ndef build(path):\n    pathlib.Path(path).write_text(os.environ.get('TRACEPARENT', ''))\n"
-    )
-    (tmp_path / "telling.py").write_text(f"{code}    raise ValueError('told')\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    told = tmp_path / "told.txt"
-    spec = {"model": {"kind": "python", "target": "telling:build", "arguments": {"path": str(told)}}}
-    request = ProbeRequest.model_validate(
-        {"spec": spec, "micro_batch_size": 1, "samples_per_window": 1, "device": "cpu"}
-    )
-    with forked_starts(), ProbeSupervisor(CPU) as supervisor:
-        for parent in (PARENT, None):
-            with within_trace(parent):
-                assert supervisor.run(request).outcome is Outcome.ERROR
-            assert told.read_text() == (parent or "")
 
 
 def test_a_jobs_process_has_the_trace(tmp_path: Path) -> None:

@@ -2,45 +2,36 @@
 
 import itertools
 import json
-import os
 import random
-import signal
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
 
 from batchwright.errors import SpecError
 from batchwright.schemas.requests import TrainingRequest
-from batchwright.schemas.training import RunOutcome, TrainingProgress
+from batchwright.schemas.training import RunOutcome
 from batchwright.schemas.workload import WorkloadSpec, parse_spec
 from batchwright.training.data.files import DataFolders
 from batchwright.training.data.sources.packing import PackedSamples, best_fit_decreasing, pack
 from batchwright.training.evaluation.held_out_data import build_run_data
-from batchwright.training.launching.launcher import TrainingProcess
 from batchwright.workloads.base import IGNORED_LABEL, Samples
 from batchwright.workloads.build import build_workload
 from tests.support.factories import recommendation
 from tests.support.faults import relative_distance
 from tests.support.sources import built, problem
-from tests.support.whole_runs import ENVIRONMENT, run_to_end, wait_for, weights_of
+from tests.support.whole_runs import ENVIRONMENT, run_to_end, weights_of
 from tests.training.test_adapters import stop
 from tests.training.test_trained_model import GPT2, UPDATES, spec_of, train
+
+pytestmark = pytest.mark.usefixtures("own_datasets_cache")
 
 LENGTH = 16
 WRAPPED = {"sequence_length": LENGTH, "packing": "wrapped"}
 TEXTS = [f"{number} " + "word " * (number * 7 % 5) for number in range(60)]
-
-
-@pytest.fixture(autouse=True)
-def _a_cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the user's cache of `datasets`."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 def records_spec(directory: Path, texts: list[str], **changes: Any) -> WorkloadSpec:
@@ -246,30 +237,6 @@ def test_a_stopped_run_resumes_to_equal_weights(tmp_path: Path) -> None:
     _, undisturbed = train(tmp_path / "whole", spec)
     stop(tmp_path / "run", spec)
     assert train(tmp_path / "run", spec)[1] == undisturbed
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("forked")
-def test_a_killed_run_resumes_to_equal_weights(tmp_path: Path) -> None:
-    """To the bit, after SIGKILL, with the sequences packed again; the result says what packing has saved."""
-    spec = records_spec(tmp_path, TEXTS)
-    found = recommendation(spec, 10, 4, environment=ENVIRONMENT)
-    request = TrainingRequest(updates=30, checkpoint_every=3)
-    undisturbed = run_to_end(tmp_path / "whole", found, request)
-    assert undisturbed.outcome is RunOutcome.SUCCEEDED, undisturbed.message
-    assert any("records are packed into" in note for note in undisturbed.notes)
-    process = TrainingProcess(tmp_path / "killed")
-    process.start(found, request)
-    seen: list[TrainingProgress] = []
-    while len(seen) < 5 and process.poll() is None:
-        seen += process.new_progress()
-        time.sleep(0.005)
-    os.kill(process.pids[0], signal.SIGKILL)
-    assert wait_for(process).outcome is RunOutcome.FAILED
-    again = run_to_end(tmp_path / "killed", found, request)
-    assert again.outcome is RunOutcome.SUCCEEDED
-    assert again.resumed_from
-    assert again.weights_sha256 == undisturbed.weights_sha256
 
 
 def test_no_record_is_on_both_sides_of_a_split(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from batchwright.training.launching.run_directory import ProgressLog, RunPaths
 from batchwright.training.update_engine import averages_as_weights
 from tests.support.factories import gpt_spec, recommendation
 from tests.support.faults import relative_distance
-from tests.support.soak import killed_and_resumed
 from tests.support.whole_runs import ENVIRONMENT, run_to_end
 from tests.training.evaluation.test_run_evaluation import DROPOUT, Scripted, evaluations, loop_for
 
@@ -150,22 +149,6 @@ def test_early_stopping_and_the_best_follow_the_weights(weights: str, ends: int 
         if evaluation.stops_early and ended is None:
             ended = update
     assert (ended, evaluation.best_update) == (ends, best)
-
-
-@pytest.mark.thorough
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    """With the same figures of both, the same weights, the same averages and the same best ones."""
-    found = recommendation(spec_with("both", early_stopping={"patience": 50}), 16, 5, environment=ENVIRONMENT)
-    request = TrainingRequest(updates=31, checkpoint_every=10)
-    whole = run_to_end(tmp_path / "whole", found, request)
-    assert whole.outcome is RunOutcome.SUCCEEDED, whole.message
-    result = killed_and_resumed(tmp_path / "killed", found, request, 13)
-    assert result.weights_sha256 == whole.weights_sha256
-    logs = [ProgressLog(RunPaths(tmp_path / name).progress).new_lines() for name in ("killed", "whole")]
-    assert evaluations(logs[0]) == evaluations(logs[1])
-    for kind in ("average_weights", "best_weights"):
-        ours, theirs = (load_file(getattr(RunPaths(tmp_path / name), kind)) for name in ("killed", "whole"))
-        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 @pytest.mark.thorough

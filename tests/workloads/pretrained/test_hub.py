@@ -235,18 +235,6 @@ def test_a_model_that_cannot_be_had_is_told_in_words(
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
 
 
-@pytest.mark.thorough
-@troubles
-def test_the_command_line_says_why_a_model_cannot_be_had(
-    hub: Hub, tmp_path: Path, model: dict[str, Any], environment: dict[str, str], message: str
-) -> None:
-    """A wrong name or revision, no network, and a misspelt field."""
-    spec = write_spec(tmp_path, model={**MODEL, **model})
-    done = batchwright(hub, "estimate", spec, "--gpu", "H100-80GB", **environment)
-    assert done.returncode != 0
-    assert re.search(message, " ".join(done.stderr.split())), done.stderr
-
-
 def test_a_connection_that_breaks_off_is_told_in_words(hub: Hub) -> None:
     """After the attempts that the client makes by itself."""
     hub.breaks_off = True
@@ -274,15 +262,6 @@ def test_a_folder_comes_first(hub: Hub, tmp_path: Path) -> None:
     assert (name, revision, config["vocab_size"]) == (str(tmp_path / "acme/tiny"), None, 300)
     assert not hub.asked
     assert json.loads(fetched(hub, {"revision": "main"}).stdout)[2]["vocab_size"] == 8
-
-
-@pytest.mark.thorough
-def test_an_estimate_reads_a_folder_first(hub: Hub, tmp_path: Path) -> None:
-    """A folder of the model's name is read, as transformers does, unless a revision is asked for."""
-    save(tmp_path / "acme/tiny", {**GPT2, "vocab_size": 300})
-    done = batchwright(hub, "estimate", write_spec(tmp_path), "--gpu", "H100-80GB", "--json")
-    assert done.returncode == 0, done.stderr
-    assert not hub.asked
 
 
 def test_a_revision_needs_a_model_of_the_hub() -> None:
