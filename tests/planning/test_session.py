@@ -271,21 +271,6 @@ def test_a_result_that_was_not_requested_is_refused() -> None:
         tuning(tuning_request(effective_batch_size=10)).record(probe_result(11))
 
 
-def test_a_tuning_goes_on_from_its_recorded_probes() -> None:
-    """Rebuilt after any number of probes it requests the same next probe and ends with the same recommendation."""
-    request = tuning_request(effective_batch_size=5000)
-    whole = finish(tuning(request), largest=700)
-    recorded = whole.evidence.probes
-    for count in range(len(recorded)):
-        rebuilt = tuning(request)
-        for result in recorded[:count]:
-            rebuilt.record(result)
-        following = rebuilt.next_probe()
-        assert following is not None
-        assert following.micro_batch_size == recorded[count].micro_batch_size
-        assert finish(rebuilt, largest=700).largest_micro_batch_size == 700
-
-
 WITH_BATCH_NORM = ModelSummary(
     parameters=1, trainable_parameters=1, parameter_bytes=4, batch_coupled_modules=("bn (BatchNorm2d)",)
 )

@@ -11,13 +11,11 @@ import pytest
 from sqlalchemy import update
 
 from batchwright.client import Client
-from batchwright.client.documents.states import State, WorkKind
+from batchwright.client.documents.states import State
 from batchwright.client.documents.work import Tuning, TuningPage, TuningSubmission
 from batchwright.client.documents.workers import ServedDevice
 from batchwright.driving.probe_runner import WorkloadRunner
-from batchwright.hardware.inventory import find_device
 from batchwright.planning.session import TuningSession
-from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Recommendation
 from batchwright.schemas.requests import ProbeRequest, TuningRequest
 from batchwright.schemas.results import Outcome, ProbeResult
@@ -148,21 +146,6 @@ def test_a_fresh_tuning_refers_to_nothing(store: Store, answered: Recommendation
     assert submit(store, fresh=True)[0].warm_start_from is None
 
 
-def test_another_question_refers_to_nothing(store: Store, answered: Recommendation) -> None:
-    """Another batch is another question."""
-    assert answered.feasible
-    assert submit(store, tuning_request(effective_batch_size=101))[0].warm_start_from is None
-
-
-def test_an_infeasible_answer_is_not_referred_to(store: Store) -> None:
-    """A recommendation without measurements warm-starts nothing."""
-    served = serving(store)
-    submit(store)
-    assert not work_off(store, served, ScriptedRunner(0)).feasible
-    serving(store, UPGRADED)
-    assert submit(store)[0].warm_start_from is None
-
-
 def test_chains_are_cut(store: Store, answered: Recommendation) -> None:
     """A later tuning refers to the answer with the full proof, which more were confirmed from than are looked at."""
     for release in range(9):
@@ -202,11 +185,6 @@ def drawn(source: random.Random) -> tuple[TuningRequest, ServedDevice]:
     return request, SERVED.model_copy(update=changes)
 
 
-def steps_needed(request: TuningRequest, size: int) -> int:
-    """The accumulation steps of one rank with micro-batches of a size."""
-    return -(-request.effective_batch_size // size)
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: int) -> None:
     """Over random requests, devices, versions and limits: without a probe exactly when the fingerprint was answered."""
@@ -230,7 +208,7 @@ def test_an_answer_is_served_for_its_own_fingerprint_only(store: Store, seed: in
         found = work_off(store, served)
         assert found.fingerprint == asked.fingerprint
         assert found.evidence.probes
-        assert steps_needed(request, found.evidence.proof.fits) == 3
+        assert -(-request.effective_batch_size // found.evidence.proof.fits) == 3  # accumulation steps
         assert found.evidence.proof.fits == 37 or request.objective == "fewest_steps"
         answers[asked.fingerprint] = found
         proven.add(asked.request_fingerprint)
@@ -291,18 +269,6 @@ def test_one_probe_confirms_the_answer(
     assert submit(store)[0].recommendation == found  # its own fingerprint is answered now
 
 
-def test_a_peak_that_moved_is_searched(
-    store: Store, answered: Recommendation, start: Callable[..., Coordinator]
-) -> None:
-    """The first probe is the earlier size, the rest proves the answer anew."""
-    tuning, _ = submit(store)
-    runner = MovedRunner(40)
-    start(runner)
-    found = answer_to(store, tuning.id)
-    assert runner.sizes[0] == answered.largest_micro_batch_size
-    assert (found.largest_micro_batch_size, found.evidence.proof.stopped_by) == (40, "oom")
-
-
 @pytest.mark.parametrize("kept", [1, 2])
 def test_after_a_crash_the_tuning_goes_on_as_if_nothing_had_happened(
     store: Store, answered: Recommendation, start: Callable[..., Coordinator], kept: int
@@ -345,22 +311,6 @@ def test_an_answer_below_a_time_out_succeeds_and_is_not_served_again(store: Stor
     assert "larger-sizes-not-known" in {advice.code for advice in found.warnings}
     again, queued = submit(store, REQUEST.model_copy(update={"probe_timeout_seconds": 3000.0}))
     assert (queued, again.recommendation, again.warm_start_from) == (True, None, found.id)
-
-
-def test_after_a_crash_behind_the_confirming_probe_only_the_plan_is_run(
-    store: Store, answered: Recommendation, start: Callable[..., Coordinator]
-) -> None:
-    """Its results are recorded, and decide."""
-    tuning, _ = submit(store)
-    claim = store.leases.claim(SERVED, 60.0)
-    assert claim is not None
-    fit = [probe for probe in answered.evidence.probes if probe.outcome is Outcome.FIT and probe.micro_batch_size == 37]
-    store.evidence.record_probe(claim.lease, 1, fit[-1])
-    store.leases.release_slot(SERVED.slot, "host:")
-    runner = ScriptedRunner(37)
-    start(runner)
-    assert answer_to(store, tuning.id).evidence.proof.stopped_by == "warm-start"
-    assert runner.sizes == [34]
 
 
 @pytest.mark.parametrize("reference", ["rec_none", "another question", "another version"])
@@ -406,15 +356,6 @@ def test_the_store_finds_answers_by_their_question(store: Store, new_id: NewId) 
     assert store.recommendations.for_request("0" * 64, 9) == []
 
 
-def test_the_store_keeps_what_leads_a_tuning(store: Store, new_id: NewId) -> None:
-    """The reference is read back, in the item and in the list; without one there is none."""
-    led = store.submissions.add(new_work(new_id("tun"), warm_start_from="rec_1"))
-    plain = store.submissions.add(new_work(new_id("tun")))
-    assert led.warm_start_from == "rec_1"
-    listed = {row.id: row.warm_start_from for row in store.work.newest(WorkKind.TUNING, 2)}
-    assert listed == {led.id: "rec_1", plain.id: None}
-
-
 # --- over HTTP ---
 
 
@@ -432,32 +373,3 @@ def test_the_api_shows_what_leads_a_tuning(client: Client) -> None:
 
 
 # --- with real probes ---
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # scripted probes are recorded by both above
-def test_a_real_answer_is_confirmed_by_one_real_probe(store: Store) -> None:
-    """An MLP on the CPU: tuned, then requested again under another version; one probe, and the same plan.
-
-    A step of 512 samples takes 20 MiB, and the limit lies between two steps: noise of some MiB, as beside other work,
-    changes neither the plan nor that the next size cannot fit.
-    """
-    architecture = {"name": "mlp", "input_features": 64, "hidden_features": 128, "hidden_layers": 64, "classes": 4}
-    spec = mlp_spec(model={"kind": "reference", "architecture": architecture})
-    request = tuning_request(spec, 8192, memory_limit_bytes=161 * MIB, memory_margin=0.0, granularity=512)
-    with ProbeSupervisor(find_device("cpu")) as runner:
-        served = SERVED.model_copy(update={"device": runner.device, "environment": runner.environment()})
-        store.devices.announce(served)
-        submit(store, request)
-        before = work_off(store, served, runner)
-        upgraded = served.model_copy(update={"versions": {"torch": "2.9"}})
-        store.devices.announce(upgraded)
-        tuning, queued = submit(store, request)
-        second = work_off(store, upgraded, runner)
-    assert before.evidence.proof.stopped_by == "oom"
-    assert (queued, tuning.warm_start_from) == (True, before.id)
-    assert [probe.micro_batch_size for probe in second.evidence.probes] == [before.largest_micro_batch_size]
-    assert second.evidence.proof.stopped_by == "warm-start"
-    assert plan_of(second).micro_batch_sizes == plan_of(before).micro_batch_sizes
-    assert submit(store, request)[0].recommendation == second

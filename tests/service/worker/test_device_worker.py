@@ -12,7 +12,7 @@ import pytest
 
 from batchwright.client.documents.states import State, WorkKind
 from batchwright.client.documents.work import JobRequest
-from batchwright.errors import EstimateTimedOutError, ProbeError, SpecError
+from batchwright.errors import ProbeError, SpecError
 from batchwright.planning.session import TuningSession
 from batchwright.schemas.recommendation import CouplingCheck
 from batchwright.schemas.requests import ExpectationRequest, ProbeRequest, TrainingRequest, TuningRequest
@@ -34,6 +34,7 @@ from tests.support.service.scripted import (
     TrainFunction,
     new_work,
     progress,
+    undisturbed,
     until_stopped,
 )
 
@@ -111,15 +112,6 @@ def queue_job(store: Store, updates: int) -> str:
     request = JobRequest(recommendation=recommendation(), training=TrainingRequest(updates=updates))
     work = new_work(IdentifierSource().new("job"), WorkKind.JOB, payload=request.model_dump_json())
     return store.submissions.add(work).id
-
-
-def undisturbed(largest: int, request: TuningRequest | None = None) -> list[ProbeResult]:
-    """The probes of a tuning that nothing interrupts."""
-    tuning = TuningSession(request or tuning_request(), CPU, environment={}, versions=VERSIONS)
-    runner = ScriptedRunner(largest)
-    while (probe := tuning.next_probe()) is not None:
-        tuning.record(runner.run(probe))
-    return list(tuning.probes)
 
 
 def test_a_tuning_ends_with_its_recommendation(store: Store, start: StartWorker) -> None:
@@ -237,26 +229,6 @@ def test_a_coupled_loss_fails_a_tuning_before_its_probes(store: Store, start: St
     assert (runner.compared, runner.checked, runner.sizes) == (1, 0, [])
 
 
-def test_a_coupled_loss_that_is_allowed_is_tuned(store: Store, start: StartWorker) -> None:
-    """The recommendation holds the check and warns of it."""
-    work_id = queue_tuning(store, tuning_request(allow_batch_coupling=True))
-    start(coupled_runner(37))
-    item = ended(store, work_id)
-    assert item.state is State.SUCCEEDED
-    answer = store.recommendations.get(str(item.recommendation_id))
-    assert answer.evidence.coupling == coupled_runner(37).coupling
-    assert [advice.code for advice in answer.warnings] == ["coupled-loss"]
-
-
-def test_a_coupled_loss_that_does_not_fit_undivided_fails(store: Store, start: StartWorker) -> None:
-    """The one probe that could have made it exact is recorded."""
-    work_id = queue_tuning(store)
-    start(coupled_runner(37))
-    item = ended(store, work_id)
-    assert (item.problem.code if item.problem else None) == "coupled-loss"
-    assert [probe.result.micro_batch_size for probe in store.evidence.probes(work_id)] == [100]
-
-
 def test_a_restarted_tuning_checks_its_loss_again(store: Store, start: StartWorker) -> None:
     """Only probes are recorded: the evidence would otherwise lack the check."""
     started = threading.Event()
@@ -288,38 +260,6 @@ class EstimatingRunner(ScriptedRunner):
         sample = whole // 2 if request.spec.activation_checkpointing else whole
         points = (ExpectedPeak(micro_batch_size=number, used_bytes=whole + number * sample) for number in (1, 2))
         return ExpectedPeaks(points=tuple(points))
-
-
-def test_what_ifs_are_estimated_after_the_last_probe(store: Store, start: StartWorker) -> None:
-    """They are part of the stored answer; no probe runs them, and an estimate of the spec as asked comes first."""
-    work_id = queue_tuning(store, tuning_request(what_if=True))
-    runner = EstimatingRunner(largest=30)
-    start(runner)
-    answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
-    assert [what_if.changes for what_if in answer.what_ifs] == [{"activation_checkpointing": True}]
-    assert 60 <= answer.what_ifs[0].largest_micro_batch_size <= 62
-    assert len(runner.sizes) == len(answer.evidence.probes)
-
-
-class SlowlyEstimatingRunner(EstimatingRunner):
-    """Its estimate is there only when the search has begun."""
-
-    def expect(self, request: ExpectationRequest, should_stop: Callable[[], bool] = lambda: False) -> ExpectedPeaks:
-        """Give it as a late one."""
-        self.late = super().expect(request, should_stop)
-        raise EstimateTimedOutError("it was not ready within 30 s")
-
-
-def test_an_estimate_that_comes_late_leads_the_rest_of_the_search(store: Store, start: StartWorker) -> None:
-    """The stored recommendation says so, and nothing of the estimate goes on after the search."""
-    work_id = queue_tuning(store)
-    runner = SlowlyEstimatingRunner(largest=37)
-    start(runner)
-    answer = store.recommendations.get(str(ended(store, work_id).recommendation_id))
-    assert answer.largest_micro_batch_size == 37
-    assert answer.evidence.expected is not None
-    assert [advice.code for advice in answer.warnings] == ["search-without-estimate"]
-    assert runner.late is None
 
 
 def test_a_tuning_learns_from_the_estimate_of_an_earlier_one(store: Store, start: StartWorker) -> None:
@@ -373,15 +313,6 @@ def test_a_tuning_expects_the_context_that_an_earlier_one_measured(store: Store,
     for _ in range(2):
         assert ended(store, queue_tuning(store, fresh=True)).state is State.SUCCEEDED
     assert contexts == [0, 1_000_000]
-
-
-def test_nothing_fits_is_an_answer(store: Store, start: StartWorker) -> None:
-    """A tuning in which micro-batch 1 does not fit SUCCEEDS with an answer that says so."""
-    work_id = queue_tuning(store)
-    start(ScriptedRunner(largest=0))
-    item = ended(store, work_id)
-    assert item.state is State.SUCCEEDED
-    assert store.recommendations.get(str(item.recommendation_id)).feasible is False
 
 
 def test_a_wrong_spec_fails_before_any_probe(store: Store, start: StartWorker) -> None:
