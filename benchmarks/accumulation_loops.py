@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -116,11 +116,7 @@ def ours(task: Task) -> None:
     accumulation = GradientAccumulation(task.model, task.optimizer, ranks=ranks)
     for _ in range(task.epochs):
         for window in windows(task.loader(ranks.rank if ranks.size > 1 else None), task.steps):
-            accumulation.update(window, lambda model, batch: _pair(model(**batch)))
-
-
-def _pair(answer: dict[str, Any]) -> tuple[Tensor, float]:
-    return answer["loss_sum"], answer["weight"]
+            accumulation.update(window, lambda model, batch: itemgetter("loss_sum", "weight")(model(**batch)))
 
 
 def _by_hand_over_ranks(task: Task, divisor: Callable[[float, float, float], float]) -> None:

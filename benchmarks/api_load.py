@@ -5,14 +5,11 @@ python benchmarks/api_load.py [--rounds 5] [--seconds 2] [--output benchmarks/re
 Reading a recommendation, and listing 50 tunings (one of sixteen pages), with 1,000, 10,000 and 100,000 tunings and
 recommendations stored; then, with all of them, while 1,000 followers hold an event stream each of as many tunings that
 wait, and with an API key. Both servers are one process of uvicorn with the same settings. They are read in turns, a
-slice of some seconds each, by one process with 16 connections, `wrk` where it is installed: a ratio compares
-neighbouring slices.
+slice of some seconds each, by one process with 16 connections: a ratio compares neighbouring slices.
 """
 
 import json
 import os
-import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -43,19 +40,6 @@ LEAST_FLATNESS = 0.8
 """Of requests per second with the most rows over those with the fewest."""
 _DIFFERENT_PATHS = 1_000
 _PACKAGES = ("fastapi", "starlette", "uvicorn", "pydantic", "sqlalchemy")
-_WRK = """
-local paths, next = {}, 0
-for line in io.lines(os.getenv("PATHS")) do paths[#paths + 1] = line end
-local key = os.getenv("BATCHWRIGHT_API_KEY")
-if key then wrk.headers["Authorization"] = "Bearer " .. key end
-request = function() next = next % #paths + 1; return wrk.format("GET", paths[next]) end
-done = function(summary, latency)
-  local errors = summary.errors
-  io.write(string.format('{"requests": %d, "requests_per_second": %.1f, "p50_ms": %.3f, "p99_ms": %.3f, "refused": %d}',
-    summary.requests, summary.requests / summary.duration * 1e6, latency:percentile(50) / 1000,
-    latency:percentile(99) / 1000, errors.status + errors.connect + errors.read + errors.write + errors.timeout))
-end
-"""
 
 
 @dataclass
@@ -64,7 +48,6 @@ class Load:
 
     folder: Path
     seconds: float
-    generator: str
     key: str | None = None
 
     def read(self, port: int, paths: list[str]) -> dict[str, float]:
@@ -76,23 +59,14 @@ class Load:
         listed = self.folder / "paths.txt"
         listed.write_text("\n".join(paths) + "\n")
         key = {"BATCHWRIGHT_API_KEY": self.key} if self.key else {}
-        environment = {**os.environ, "PATHS": str(listed), **key}
-        done = subprocess.run(  # noqa: S603 - our own command lines
-            self._command(port, listed), env=environment, capture_output=True, text=True, check=True
-        )
-        found: dict[str, float] = json.loads(re.findall(r"\{.*\}", done.stdout)[-1])
+        environment = {**os.environ, **key}
+        client = [sys.executable, str(HERE / "api_load_client.py"), "read", str(port), str(CONNECTIONS)]
+        command = [*client, str(self.seconds), str(listed)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # noqa: S603 - ours
+        found: dict[str, float] = json.loads(done.stdout)
         if found["refused"]:
             raise RuntimeError(f"{found['refused']} of {found['requests']} requests for {paths[0]} were refused")
         return found
-
-    def _command(self, port: int, listed: Path) -> list[str]:
-        if self.generator != "wrk":
-            client = [sys.executable, str(HERE / "api_load_client.py"), "read"]
-            return [*client, str(port), str(CONNECTIONS), str(self.seconds), str(listed)]
-        script = self.folder / "wrk.lua"
-        script.write_text(_WRK)
-        timing = [f"-c{CONNECTIONS}", f"-d{self.seconds}s", "-s", str(script)]
-        return ["wrk", "-t1", *timing, f"http://127.0.0.1:{port}"]
 
 
 def port_of(server: Spoken) -> int:
@@ -240,21 +214,19 @@ def main() -> None:
     parser = new_parser(__doc__, "api_load.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2, help="of one slice")
-    parser.add_argument("--generator", choices=("wrk", "own"), default="wrk" if shutil.which("wrk") else "own")
     options = parser.parse_args()
     forget_settings()
     names = ("rows", "beside", "read", "ours /s", "bare /s", "ratio", "ours p50", "p99, ms", "bare p50", "p99, ms")
     print_head(*names)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="api-load-") as name:
-        load = Load(Path(name), options.seconds, options.generator)
+        load = Load(Path(name), options.seconds)
         with prepared(Path(name), load, options.rounds) as (pair, stored, url):
             for row in measured(pair, stored, Path(name), url):
                 show(row)
                 rows.append(row)
             sizes = {what: (Path(name) / f"{what}.json").stat().st_size for what in LEAST_RATIO}
     figures = {
-        "generator": options.generator,
         "connections": CONNECTIONS,
         "slice_seconds": options.seconds,
         "rounds": options.rounds,

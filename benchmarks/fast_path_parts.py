@@ -150,7 +150,7 @@ def rows_of(options: argparse.Namespace, folder: Path, stack: ExitStack) -> Iter
     for file, given in zip(servers.files, paths.values(), strict=True):
         file.write_bytes(httpx.get(f"http://127.0.0.1:{port}{given[0]}").raise_for_status().content)
     paths["one list"] = list(pages(port))[:1]
-    load = Load(folder, options.seconds, "own")
+    load = Load(folder, options.seconds)
     for what, parts in READS.items():
         if what == "waiting tuning":
             paths[what] = [f"/v1/tunings/{identifier}" for identifier in stored.add_waiting(WAITING)]

@@ -183,15 +183,12 @@ def halved(fits: Callable[[int], bool], bound: int) -> int:
 def truth_fingerprint(tuning: TuningSession, scan: Scan) -> str:
     """SHA-256 of what a scan depends on: the tuning's own fingerprint, the code that a probe runs, the scan."""
     root = Path(batchwright.__file__).parent
-    sources = [path for name in MEASURING_CODE for path in _python_files(root / name)]
+    paths = [root / name for name in MEASURING_CODE]
+    sources = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     sources.append(HERE / "finders_workloads.py")
     digests = {str(path.relative_to(HERE.parent)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sources}
     parts = {"tuning": tuning.fingerprint, "code": digests, "scan": asdict(scan)}
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
-
-
-def _python_files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 # --- the finders ---
@@ -282,7 +279,8 @@ def summary(workloads: Iterable[Row]) -> Row:
     rows = [workload["finders"] for workload in workloads]
     peers = [name for name in PEERS if name in rows[0]]
     ours = [finders[OURS] for finders in rows]
-    near = [(finders, it) for finders in rows for name, it in finders.items() if name not in WAYS and _is_near(it)]
+    others = [(finders, it) for finders in rows for name, it in finders.items() if name not in WAYS]
+    near = [(finders, it) for finders, it in others if (it["share"] or 0.0) >= NEAR]
     return {
         "workloads": len(rows),
         "exact": sum(it["exact"] for it in ours),
@@ -296,10 +294,6 @@ def summary(workloads: Iterable[Row]) -> Row:
         "seconds": {name: round(sum(finders[name]["seconds"] for finders in rows), 1) for name in (*WAYS, *peers)},
         "others": {name: _answers([finders[name] for finders in rows]) for name in (ONE_PLAN, *peers)},
     }
-
-
-def _is_near(it: Row) -> bool:
-    return it["share"] is not None and it["share"] >= NEAR
 
 
 def _answers(rows: list[Row]) -> Row:

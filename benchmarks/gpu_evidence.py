@@ -165,19 +165,14 @@ def measure(device: DeviceInfo, options: argparse.Namespace) -> Row:
     for name in options.parts:
         left = deadline - time.monotonic()
         seconds = min(PARTS[name] * factor, left)
-        row = run_part(name, device, seconds, partial(write, name)) if left > 0 else _not_begun()
+        row: Row = {"status": "timed-out", "seconds": 0.0, "message": "no time was left to begin", "result": {}}
+        if left > 0:
+            row = run_part(name, device, seconds, partial(write, name))
         write(name, row)
-        print(f"{name:12}{row['status']:10}{row['seconds']:6.1f} s  {_last_line(row)}", flush=True)
+        last_line = str(row.get("message", "")).rpartition("\n")[2][:100]
+        print(f"{name:12}{row['status']:10}{row['seconds']:6.1f} s  {last_line}", flush=True)
     print(f"written: {path}{' (a virtual card: no measurement of a GPU)' if virtual else ''}")
     return document
-
-
-def _not_begun() -> Row:
-    return {"status": "timed-out", "seconds": 0.0, "message": "no time was left to begin", "result": {}}
-
-
-def _last_line(row: Row) -> str:
-    return str(row.get("message", "")).rpartition("\n")[2][:100]
 
 
 def main() -> int:

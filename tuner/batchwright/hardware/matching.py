@@ -39,14 +39,11 @@ def has_hardware(device: DeviceInfo, hardware: HardwareRequest) -> bool:
     if hardware.product is None:
         if not device.traits.is_gpu:
             return False
-    elif not _matches_pattern(device.name, hardware.product):
-        return False
+    else:  # brackets, which are special in file names only, stand for themselves
+        pattern = hardware.product.lower().strip().replace("[", "[[]")
+        if not fnmatch.fnmatchcase(device.name.lower().strip(), pattern):
+            return False
     return hardware.gpu is None or catalogue_name(device.name) == catalogue_name(hardware.gpu)
-
-
-def _matches_pattern(name: str, pattern: str) -> bool:
-    """Return whether a product name matches; brackets, which are special in file names only, stand for themselves."""
-    return fnmatch.fnmatchcase(name.lower().strip(), pattern.lower().strip().replace("[", "[[]"))
 
 
 @lru_cache(maxsize=1024)

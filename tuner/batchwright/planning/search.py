@@ -132,7 +132,7 @@ class MicroBatchSearch:
         is_refused = result.outcome is Outcome.ERROR and not result.is_device_error and bool(self._fits)
         if is_refused and len(self._left_out) < PARAMETERS.most_inconclusive_sizes:
             self._left_out.setdefault(index, result)
-        elif _may_depend_on_size(result) and any(fit < index for fit in self._fits):
+        elif not result.is_device_error and any(fit < index for fit in self._fits):
             self._inconclusive.setdefault(index, result)
         elif self._failure is None:
             self._failure = _failure(result)
@@ -464,11 +464,6 @@ _REMEDIES = {
         "Find out what ends processes on this host (a scheduler, the kernel, an operator), then tune again.",
     ),
 }
-
-
-def _may_depend_on_size(result: ProbeResult) -> bool:
-    """Return whether a smaller size may succeed: not after an error of the device."""
-    return result.outcome is not Outcome.ERROR or not result.is_device_error
 
 
 def _failure(result: ProbeResult) -> Failure:

@@ -61,12 +61,9 @@ def _arguments(context: ExportContext) -> tuple[str, ...]:
 
 def _literal(settings: Mapping[str, int | float | str]) -> str:
     """Format a dictionary as Python code."""
-    lines = "".join(f"    {json.dumps(name)}: {_value(value)},\n" for name, value in settings.items())
+    values = {name: 'float("inf")' if value == float("inf") else json.dumps(value) for name, value in settings.items()}
+    lines = "".join(f"    {json.dumps(name)}: {value},\n" for name, value in values.items())
     return f"{{\n{lines}}}"
-
-
-def _value(value: float | str) -> str:
-    return 'float("inf")' if value == float("inf") else json.dumps(value)
 
 
 def _write(context: ExportContext) -> TargetOutput:
