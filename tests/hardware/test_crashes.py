@@ -53,6 +53,18 @@ def test_a_crash_that_a_higher_limit_prevents_is_an_oom(cause: str, named: str) 
     assert attempts.limits == [LIMIT, LIMIT, 4 * LIMIT]
 
 
+def test_a_crash_that_says_it_found_no_memory_is_not_repeated() -> None:
+    """The process printed the cause, as Rust does before it aborts."""
+    attempts = Attempts(LIMIT)
+
+    def run(request: ProbeRequest) -> tuple[ProbeResult, bool]:
+        result, crashed = attempts.run(request)
+        return result.model_copy(update={"outcome": Outcome.OOM}), crashed
+
+    assert run_explaining_crashes(run, probe(), "cpu").outcome is Outcome.OOM
+    assert attempts.limits == [LIMIT]
+
+
 def test_a_crash_under_the_higher_limit_too_is_a_bug() -> None:
     """The first result stands, with its traceback."""
     result = run_explaining_crashes(Attempts(8 * LIMIT).run, probe(), "cpu")

@@ -93,6 +93,7 @@ def test_our_own_error_is_not_classified_twice() -> None:
         ("HIP out of memory. Tried to allocate 1.50 GiB", "asked for 1.50 GiB more"),
         ("CUDA out of memory. Tried to allocate 512 bytes.", "asked for 512 B more"),
         ("std::bad_alloc", "found no more memory"),
+        ("memory allocation of 7340032 bytes failed", "asked for 7.00 MiB more"),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "found no more memory"),
     ],
 )
@@ -118,6 +119,8 @@ _OF_ACCELERATE = "subprocess.CalledProcessError: Command '['python', 'train.py']
         (["terminate called after throwing", "  what():  std::bad_alloc", "W1 sending signal"], "what()", OOM),
         (["(TrainWorker pid=7) KeyError: 'labels'", _OF_ACCELERATE], "KeyError: 'labels'", OTHER),
         (["1: RuntimeError: can't start new thread", _OF_TORCHRUN], "RuntimeError: can't start", SUSPECTED),
+        (["OpenBLAS error: Memory allocation still failed after 10 retries, giving up."], "OpenBLAS", OOM),
+        (["memory allocation of 7168 bytes failed", "skipping backtrace printing"], "memory allocation", OOM),
         (["ValueError: CUDA out of memory is no excuse"], "ValueError", OTHER),
         ([_OF_TORCHRUN], "torch.distributed.elastic", OTHER),
         (["usage: train.py [--help]", "train.py: no such option"], "train.py: no such", OTHER),

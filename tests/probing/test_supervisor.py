@@ -203,6 +203,7 @@ def test_batch_norm_is_detected(supervisor: ProbeSupervisor) -> None:
         ("segfaults", Outcome.ERROR, "SIGSEGV", "crashed with SIGSEGV"),
         ("exits", Outcome.ERROR, "builtins.SystemExit", "sys.exit(3)"),
         ("exits-hard", Outcome.ERROR, "exit status 5", "ended itself with exit status 5"),
+        ("gives-up", Outcome.OOM, "exit status 1", "found no more memory in phase warmup, by its output"),
         ("kills-itself", Outcome.LOST, "SIGKILL", "ended from outside by SIGKILL"),
         ("chatters", Outcome.FIT, None, "two optimizer updates ran"),
     ],
@@ -210,7 +211,10 @@ def test_batch_norm_is_detected(supervisor: ProbeSupervisor) -> None:
 def test_failures_are_classified(
     supervisor: ProbeSupervisor, way: str, outcome: Outcome, error_type: str | None, words: str
 ) -> None:
-    """A bug, a crash, an exit, a kill and a message about memory do not count as out of memory."""
+    """A bug, a crash, an exit, a kill and a message about memory do not count as out of memory.
+
+    A library that ends the process because it found no memory does.
+    """
     result = supervisor.run(probe(misbehaving(way)))
     assert result.outcome is outcome
     assert result.error_type == error_type

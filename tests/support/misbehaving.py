@@ -97,6 +97,11 @@ def _exit_hard(_argument: str, _size: int) -> None:
     os._exit(5)
 
 
+def _give_up(_argument: str, _size: int) -> None:
+    os.write(2, b"OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n")
+    os._exit(1)
+
+
 def _remove_temporary(argument: str, _size: int) -> None:
     shutil.rmtree(argument)
     os._exit(5)
@@ -143,6 +148,7 @@ WAYS: dict[str, Callable[[str, int], None]] = {
     "segfaults-under-a-limit": _segfault_under_a_limit,
     "exits": _exit,
     "exits-hard": _exit_hard,
+    "gives-up": _give_up,
     "removes-temporary-files": _remove_temporary,
     "kills-itself": _kill_itself,
     "leaves-a-child": _leave_a_child,

@@ -17,11 +17,12 @@ Attempt = Callable[[ProbeRequest], tuple[ProbeResult, bool]]
 def run_explaining_crashes(attempt: Attempt, request: ProbeRequest, device_kind: str) -> ProbeResult:
     """Run a probe; where a process of it crashes under a limit of the CPU, run it again to learn the cause.
 
-    Not all libraries below torch check the result of malloc. Memory was the cause only if the process crashes twice
-    under the limit and runs under a higher one.
+    Not all libraries below torch check the result of malloc. If none has said that memory was the cause, it was only if
+    the process crashes twice under the limit and runs under a higher one.
     """
     first, crashed = attempt(request)
-    if not crashed or not traits_of(device_kind).counts_host_memory or request.limit_bytes is None:
+    is_explained = not crashed or first.outcome is Outcome.OOM
+    if is_explained or not traits_of(device_kind).counts_host_memory or request.limit_bytes is None:
         return first
     second, crashed_again = attempt(request)
     if not crashed_again:

@@ -43,6 +43,8 @@ _OOM_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
+    "OpenBLAS error: Memory allocation still failed",  # driver/others/memory.c, which then ends the process
+    "memory allocation of ",  # Rust's handle_alloc_error, which then aborts
 )
 
 _SUSPICIOUS_MESSAGES = (
@@ -126,7 +128,9 @@ def classify_message(message: str) -> FailureKind:
 _PREFIX = re.compile(r"^(?:\[[^\]]*\](?:<\w+>)?:?\s*|\(\S+ pid=[^)]*\)\s*|\d+:\s+)+")
 """What launchers write before the lines of a rank: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`, `(Worker pid=7) `,
 `0: `."""
-_ERROR_CLASS = re.compile(r"^[\w.]*(?:Error|Exception|bad_alloc)\b|bad_alloc")
+_ERROR_CLASS = re.compile(
+    r"^[\w.]*(?:Error|Exception|bad_alloc)\b|bad_alloc|^OpenBLAS error: |^memory allocation of \d+ bytes failed"
+)
 _ERRORS_OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
 """Errors by which a launcher says that a process of it failed, after that process's own error."""
 
@@ -160,6 +164,7 @@ def _names_class(line: str, endings: tuple[str, ...]) -> bool:
 
 _REQUESTED = (
     re.compile(r"tried to allocate (?P<bytes>\d+) bytes", re.IGNORECASE),  # c10/core/impl/alloc_cpu.cpp
+    re.compile(r"memory allocation of (?P<bytes>\d+) bytes"),  # Rust's
     re.compile(r"tried to allocate (?P<figure>[\d.]+) (?P<unit>[KMGT]iB)", re.IGNORECASE),  # CUDA's, HIP's, XPU's
 )
 

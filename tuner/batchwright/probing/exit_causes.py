@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from batchwright.hardware.failures import FailureKind, oom_in_words, printed_error
 from batchwright.planning.accumulation import probe_window
 from batchwright.probing.protocol import CheckReport
 from batchwright.schemas.base import DocumentT
@@ -99,11 +100,14 @@ def _outcome_of_exit(request: ProbeRequest, ended: EndedTask, phase: Phase) -> t
         return Outcome.TIMED_OUT, f"it was still {_DOING[phase]}, and its limit is {request.timeout_seconds:g} s"
     if ended.exit is None:
         return Outcome.LOST, f"the fork server ended during phase {phase}"
+    line, kind = printed_error(ended.output)
     match ended.exit.kind:
         case ExitKind.KERNEL_OOM:
             return Outcome.OOM, f"killed by the kernel for memory in phase {phase} ({ended.exit.cause})"
         case ExitKind.KILLED:
             return Outcome.LOST, f"ended from outside by {ended.exit.cause} in phase {phase}"
+        case _ if kind is FailureKind.OUT_OF_MEMORY:
+            return Outcome.OOM, f"{oom_in_words(line)} in phase {phase}, by its output ({ended.exit.cause})"
         case ExitKind.CRASHED:
             return Outcome.ERROR, f"the process crashed with {ended.exit.cause} in phase {phase}"
         case ExitKind.EXITED:

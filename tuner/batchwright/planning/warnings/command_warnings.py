@@ -115,7 +115,8 @@ def _warnings_of_files(probes: Sequence[ProbeResult]) -> list[Advice]:
     if not files.counts:
         return []
     message = (
-        f"The probes wrote outside of their own folders: they {files.in_words}. Have the command write to "
+        f"The probes wrote outside of their own folders: they {files.in_words}. Before you train, remove "
+        "checkpoints among them, from which a program that resumes would go on. Have the command write to "
         "`{output_dir}`, or turn writing off in probes with an argument or a variable (`--probe-argument`, "
         "`--probe-env`)."
     )
