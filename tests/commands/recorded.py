@@ -77,7 +77,7 @@ _ALIKE = (
 )
 """Ways whose cases differ in nothing else."""
 _NO_ACCUMULATION = tuple(
-    "1" if word == "{gradient_accumulation_steps}" else word for word in misbehaving("steps-by-hand").argv
+    "1" if word == "{gradient_accumulation_steps}" else word for word in misbehaving("updates-nothing").argv
 )
 CASES: dict[str, Case] = {
     **{way: Case(misbehaving(way)) for way in _ALIKE},
@@ -88,7 +88,7 @@ CASES: dict[str, Case] = {
     ),
     "oom-of-another-interpreter": Case(misbehaving("executes-another-interpreter"), LARGE, TIGHT),
     "oom-behind-a-shell": Case(misbehaving("starts-a-shell"), LARGE, TIGHT),
-    "has-no-optimizer": Case(replace(misbehaving("steps-by-hand"), argv=_NO_ACCUMULATION)),
+    "has-no-optimizer": Case(replace(misbehaving("updates-nothing"), argv=_NO_ACCUMULATION)),
     "two-ranks": Case(next(program for program in PLAIN if program.name == "DDP")),
     "isolated": Case(misbehaving("ends-early", isolated=True)),
     "no-python": Case(Program("other", ("/bin/echo", "{micro_batch_size}"))),

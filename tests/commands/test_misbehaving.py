@@ -185,10 +185,18 @@ def test_what_a_program_writes_lies_where_it_was_told(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint.pt", "here", "log.txt"]
 
 
-@pytest.mark.parametrize("way", ["steps-by-hand", "never-steps"])
-def test_passes_without_a_step_are_an_error_of_their_own(way: str, end: End) -> None:
-    """A step by anything else than an optimizer of torch is not counted, which the message says."""
-    result = end(way)
+def test_updates_without_an_optimizer_of_torch_are_counted(end: End) -> None:
+    """Parameters that the program changes by itself show them, as those of Keras and fastai do."""
+    result = end("steps-by-hand")
+
+    assert_counted(result)
+    assert result.counted is not None
+    assert "evaluation-not-seen" not in result.counted.unseen, "what runs without gradients is the update"
+
+
+def test_passes_without_a_step_are_an_error_of_their_own(end: End) -> None:
+    """The optimizer that the program has makes none."""
+    result = end("never-steps")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "never-steps")
     assert not result.fails_at_any_size, "its steps may depend on the size"
@@ -201,7 +209,7 @@ def test_a_program_without_an_optimizer_is_told_so_whatever_it_accumulates(end: 
     result = end("has-no-optimizer")
 
     assert (result.outcome, result.error_type) == (Outcome.ERROR, "no-optimizer")
-    assert "and the command has none" in result.message
+    assert "and the command has none, and no parameter changed" in result.message
 
 
 def test_steps_without_a_backward_pass_are_an_error_of_their_own(end: End) -> None:

@@ -110,6 +110,13 @@ def steps_by_hand(loop: Loop) -> None:
     loop.run()
 
 
+def updates_nothing(loop: Loop) -> None:
+    """Run backward passes, without an optimizer."""
+    del loop.optimizer
+    while True:
+        loop.backward()
+
+
 def hangs_after_the_oom_of_a_rank(loop: Loop) -> None:
     """Survive an OOM of the last rank, which has three times the samples; the others wait for it in a collective."""
     distributed.init_process_group("gloo")
@@ -241,6 +248,7 @@ WAYS: dict[str, Callable[[Loop], None]] = {
         drops_the_last_micro_batch,
         swallows_oom,
         steps_by_hand,
+        updates_nothing,
         hangs_after_the_oom_of_a_rank,
         forks_loader_workers,
         executes_another_interpreter,

@@ -163,17 +163,14 @@ def _outcome(ended: EndedCommand, counted: CountedUpdates | None) -> _Verdict:  
         case EndReason.NEVER_STEPS:
             error_type = "never-steps"
             why = (
-                f"but an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or its "
-                "optimizer is not a torch.optim.Optimizer, whose steps alone are counted"
+                f"an update has {ended.figures.accumulation_steps}: the command ignores its accumulation, or has a "
+                "torch.optim.Optimizer that it does not step"
             )
             if not reports.has_optimizer:
                 error_type = NO_OPTIMIZER
-                why = (
-                    "and the command has none: those of Keras and fastai are not counted, nor are updates by hand, for "
-                    "which torch.optim.SGD may stand in"
-                )
+                why = "the command has none, and no parameter changed between them: no training was seen"
             passes = f"{reports.waiting_passes} backward passes were counted"
-            return Outcome.ERROR, error_type, f"{passes} without a step of a torch.optim.Optimizer, {why}", None
+            return Outcome.ERROR, error_type, f"{passes} without a step of a torch.optim.Optimizer, and {why}", None
         case EndReason.NO_BACKWARD:
             message = f"{ended.updates} optimizer steps were counted without a backward pass: no training was seen"
             return Outcome.ERROR, "no-backward", message, None
@@ -295,8 +292,8 @@ def _ended_early(ended: EndedCommand) -> tuple[str, str]:  # noqa: PLR0911 - one
         )
     if reports.waiting_passes:
         return "never-steps", (
-            f"ended by itself after {reports.waiting_passes} backward passes without a step of a torch.optim.Optimizer:"
-            " only subclasses of torch.optim.Optimizer are counted"
+            f"ended by itself after {reports.waiting_passes} backward passes without an update: no torch.optim.Optimizer "
+            "made a step, and no parameter changed between them"
         )
     if any(process.idle_steps for process in reports.processes):
         return "no-backward", "ended by itself after optimizer steps without a backward pass: no training was seen"

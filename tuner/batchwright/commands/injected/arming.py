@@ -116,6 +116,7 @@ class ArmedProcess(Observer):
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._report_exit)
         self._ooms.watch_uncaught()
+        self._evaluations.watch(self._torch)
         if self._memory.is_of_card:
             self._ooms.watch_card(self._torch)
         else:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from typing import Any, Callable, Iterator, Mapping
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
+from .own_updates import OwnUpdates
 from .torch_internals import data_loader_iterator
 
 _MOST_VALUES = 64
@@ -97,6 +98,9 @@ class TorchHooks:
         """Number of calls that the current backward pass has reached first, by the model."""
         self._given: WeakKeyDictionary[Any, deque[int | None]] = WeakKeyDictionary()
         """By iterator of a data loader: samples of the batches that it has given, and no backward pass has taken."""
+        self._optimizers: WeakSet[Any] = WeakSet()
+        self._own_updates = OwnUpdates(torch, self._updated_itself)
+        """The updates of a process as long as it has no optimizer of torch."""
 
     def install(self) -> None:
         """Install all hooks."""
@@ -109,6 +113,11 @@ class TorchHooks:
         self._calls.clear()
         for observer in self.observers:
             observer.stepped(optimizer)
+
+    def _updated_itself(self, optimizer: OwnUpdates) -> None:
+        for observer in self.observers:
+            observer.constructed(optimizer)
+        self._stepped(optimizer)
 
     def _failed(self, error: BaseException, where: str) -> None:
         for observer in self.observers:
@@ -141,6 +150,8 @@ class TorchHooks:
             if is_compiling() or self._within or next(self_.parameters(), None) is None:
                 return call(self_, *args, **kwargs)
             is_trained = self._torch.is_grad_enabled()
+            if is_trained and not self._optimizers:
+                self._own_updates.look()
             for observer in self.observers:
                 observer.called() if is_trained else observer.evaluated(in_training_mode=self_.training)
             shapes = self._shapes_of(args, kwargs) if is_trained else {}
@@ -206,9 +217,8 @@ class TorchHooks:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if "backward" in self._within:
                 return backward(*args, **kwargs)
-            with self._entered("backward"):
+            with self._backward_from(args[0] if args else kwargs["tensors"]):
                 backward(*args, **kwargs)
-            self._went_backward()
             return None
 
         @wraps(grad)
@@ -218,12 +228,21 @@ class TorchHooks:
             is_again = kwargs.get("create_graph") or (len(args) > 2 and args[2])  # noqa: PLR2004 - its place
             if "backward" in self._within or not is_of_model or is_again:
                 return grad(outputs, inputs, *args, **kwargs)
-            with self._entered("backward"):
-                gradients = grad(outputs, inputs, *args, **kwargs)
-            self._went_backward()
-            return gradients
+            with self._backward_from(outputs):
+                return grad(outputs, inputs, *args, **kwargs)
 
         autograd.backward, autograd.grad = watched, watched_grad
+
+    @contextmanager
+    def _backward_from(self, outputs: Any) -> Iterator[None]:
+        """Look for an update before a backward pass, and count the pass."""
+        if not self._optimizers:
+            self._own_updates.look()
+        with self._entered("backward"):
+            yield
+        if not self._optimizers:
+            self._own_updates.keep(outputs)
+        self._went_backward()
 
     def _went_backward(self) -> None:
         reached = [call for call in self._calls if call.is_reached]
@@ -243,6 +262,7 @@ class TorchHooks:
         @wraps(construct)
         def constructed(self_: Any, *args: Any, **kwargs: Any) -> None:
             construct(self_, *args, **kwargs)
+            self._optimizers.add(self_)
             for observer in self.observers:
                 observer.constructed(self_)
 
