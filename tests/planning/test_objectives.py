@@ -677,6 +677,13 @@ def test_sizes_above_one_that_a_plan_refuted_are_not_offered() -> None:
     assert possible_sizes(101, 101, [*probes, probe_result(101, accumulates=False)])[-2:] == [26, 101]
 
 
+def test_a_program_is_offered_no_size_that_it_refuses() -> None:
+    """It takes the very size of a plan: one that failed, or is no multiple of the granularity, is none for it."""
+    probes = [probe_result(1, Outcome.ERROR), probe_result(16)]
+    assert possible_sizes(64, 16, probes, repeats=True) == [2, 4, 8, 16]
+    assert possible_sizes(64, 16, probes, repeats=True, granularity=4) == [4, 8, 16]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

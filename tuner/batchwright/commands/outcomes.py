@@ -292,8 +292,8 @@ def _ended_early(ended: EndedCommand) -> tuple[str, str]:  # noqa: PLR0911 - one
         )
     if reports.waiting_passes:
         return "never-steps", (
-            f"ended by itself after {reports.waiting_passes} backward passes without an update: no torch.optim.Optimizer "
-            "made a step, and no parameter changed between them"
+            f"ended by itself after {reports.waiting_passes} backward passes without an update: no "
+            "torch.optim.Optimizer made a step, and no parameter changed between them"
         )
     if any(process.idle_steps for process in reports.processes):
         return "no-backward", "ended by itself after optimizer steps without a backward pass: no training was seen"

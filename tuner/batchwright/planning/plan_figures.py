@@ -16,15 +16,21 @@ from batchwright.schemas.results import Outcome, ProbeResult
 _Point = tuple[float, float]
 
 
-def possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, repeats: bool = False) -> list[int]:
+def possible_sizes(
+    share: int, largest: int, probes: Sequence[ProbeResult], *, repeats: bool = False, granularity: int = 1
+) -> list[int]:
     """Candidate plan sizes not ruled out by a probe; with ``repeats``, only divisors of the rank's share.
+
+    A program that repeats a size takes that size, so that those are multiples of ``granularity``, and none has failed.
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
     stopped = [probe for probe in probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
     searched = [probe.micro_batch_size for probe in stopped if probe.accumulates and probe.shows_size]
     plans = {probe.micro_batch_size for probe in stopped if probe.runs_plan}
-    of_plans = divisors_up_to(share, largest) if repeats else sizes_for_steps(share, largest)
+    if repeats:
+        plans |= {probe.micro_batch_size for probe in probes if probe.outcome is Outcome.ERROR}
+    of_plans = divisors_up_to(share, largest, granularity) if repeats else sizes_for_steps(share, largest)
     sizes = [size for size in of_plans if size == largest or size < min(searched, default=share)]
     return [size for size in sizes if size not in plans]
 
@@ -32,8 +38,14 @@ def possible_sizes(share: int, largest: int, probes: Iterable[ProbeResult], *, r
 # --- the alternatives ---
 
 
-def alternatives(
-    share: int, chosen_size: int, largest: int, probes: Sequence[ProbeResult], *, repeats: bool = False
+def alternatives(  # noqa: PLR0913 - what the list depends on
+    share: int,
+    chosen_size: int,
+    largest: int,
+    probes: Sequence[ProbeResult],
+    *,
+    repeats: bool = False,
+    granularity: int = 1,
 ) -> tuple[Alternative, ...]:
     """Plans that fit, from the fewest steps upward, with their memory and time where the probes show them.
 
@@ -43,11 +55,13 @@ def alternatives(
         largest: the largest size that fits.
         probes: every probe.
         repeats: whether plans repeat one size, which divides the share.
+        granularity: only multiples of it are listed where plans repeat one size.
     """
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probe for probe in probes if not probe.brackets)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    listed = {*possible_sizes(share, largest, probes, repeats=repeats)[-PARAMETERS.listed_plans :], *timed, chosen}
+    possible = possible_sizes(share, largest, probes, repeats=repeats, granularity=granularity)
+    listed = {*possible[-PARAMETERS.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)

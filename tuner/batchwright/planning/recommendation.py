@@ -126,7 +126,12 @@ def _alternatives(finished: FinishedTuning) -> tuple[Alternative, ...]:
     if not finished.size:
         return ()
     listed = alternatives(
-        finished.share, finished.size, finished.proof.fits, finished.probes, repeats=finished.conditions.repeats
+        finished.share,
+        finished.size,
+        finished.proof.fits,
+        finished.probes,
+        repeats=finished.conditions.repeats,
+        granularity=finished.request.granularity,
     )
     command = finished.request.command
     makes_its_own = command is not None and not command.model.takes_accumulation

@@ -94,7 +94,9 @@ def probe_result_of_dead_process(request: ProbeRequest, ended: EndedTask) -> Pro
     )
 
 
-def _outcome_of_exit(request: ProbeRequest, ended: EndedTask, phase: Phase) -> tuple[Outcome, str]:
+def _outcome_of_exit(  # noqa: PLR0911 - one per ending
+    request: ProbeRequest, ended: EndedTask, phase: Phase
+) -> tuple[Outcome, str]:
     """Return the outcome of a probe whose process left none, with the reason."""
     if ended.timed_out:
         return Outcome.TIMED_OUT, f"it was still {_DOING[phase]}, and its limit is {request.timeout_seconds:g} s"

@@ -28,7 +28,10 @@ _CACHES = (
     *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
 """Variables that name folders of caches and of tools' settings, which every run of a program writes."""
-_CACHES_OF_USER = ("~/.cache", "~/.triton", "~/.nv", "~/.config", "~/.local/state")
+_CACHES_OF_USER = (
+    *("~/.cache", "~/.triton", "~/.nv", "~/.config", "~/.local/state"),
+    *("~/.ipython", "~/.jupyter", "~/.keras", "~/.fastai"),
+)
 
 
 def watch(folder: str) -> bool:

@@ -32,7 +32,8 @@ class Fastest(ObjectiveStrategy):
         timed = {probe.micro_batch_size for probe in probes if probe.measures_time}
         best = _best(share, probes)
         is_steady = best is not None and not best.allocator_retries
-        possible = possible_sizes(share, plans.largest, probes, repeats=plans.repeats)[-PARAMETERS.considered_plans :]
+        sizes = possible_sizes(share, plans.largest, probes, repeats=plans.repeats, granularity=plans.granularity)
+        possible = sizes[-PARAMETERS.considered_plans :]
         thrashing = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
         kept = (size for size in reversed(possible) if not is_steady or size not in thrashing)
         considered = sorted(kept, key=thrashing.__contains__)

@@ -19,12 +19,14 @@ class PlanCandidates:
         largest: the largest size that fits.
         probes: every probe so far.
         repeats: whether plans repeat one size, which divides the share.
+        granularity: only multiples of it count where plans repeat one size.
     """
 
     share: int
     largest: int
     probes: Sequence[ProbeResult]
     repeats: bool = False
+    granularity: int = 1
 
 
 class ObjectiveStrategy(ABC):

@@ -108,7 +108,13 @@ class Course:
     def candidates(self, proof: Proof) -> PlanCandidates:
         """The plans among which the objective chooses."""
         conditions = self.conditions
-        return PlanCandidates(conditions.share, proof.fits, self.probes, repeats=conditions.repeats)
+        return PlanCandidates(
+            conditions.share,
+            proof.fits,
+            self.probes,
+            repeats=conditions.repeats,
+            granularity=conditions.request.granularity,
+        )
 
     def proof_of(self, size: int, proof: Proof) -> PlanProof:
         """What the probes show of the plan in micro-batches of at most ``size``."""
