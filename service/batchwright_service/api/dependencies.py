@@ -321,7 +321,10 @@ IdempotencyHeader = Annotated[Idempotency | None, Depends(_idempotency)]
 
 
 def strict_body(document: type[Document]) -> WrapValidator:
-    """Validate a body without conversions: 0 is not `false`, "7" is not a number, and NaN is not JSON."""
+    """Validate a body without conversions: 0 is not `false`, "7" is not a number, and NaN is not JSON.
+
+    A whole number may have a fraction of zero, as JSON Schema has it.
+    """
 
     def read(value: object, _: object) -> object:
         try:
@@ -329,8 +332,29 @@ def strict_body(document: type[Document]) -> WrapValidator:
         except ValueError:
             raise ValueError("holds NaN or an infinite number, which JSON does not have") from None
         try:
+            try:
+                return document.model_validate_json(text, strict=True)
+            except ValidationError as error:
+                text = json.dumps(_with_whole_numbers(json.loads(text), error))
             return document.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise reworded(error, document, MAX_FAULTS) from None
 
     return WrapValidator(read)
+
+
+def _with_whole_numbers(body: object, error: ValidationError) -> object:
+    """Change floats such as 12.0 in a body to integers where ``error`` says that these are needed."""
+    for fault in error.errors(include_url=False, include_context=False):
+        number = fault["input"]
+        if fault["type"] != "int_type" or not isinstance(number, float) or not number.is_integer():
+            continue
+        holder: Any = None
+        inner: Any = body
+        key: Any
+        for key in fault["loc"]:  # with the names of members of unions, which are no keys
+            if (isinstance(inner, dict) and key in inner) or (isinstance(inner, list) and isinstance(key, int)):
+                holder, last, inner = inner, key, inner[key]
+        if holder is not None and inner == number:
+            holder[last] = int(number)
+    return body

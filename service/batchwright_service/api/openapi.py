@@ -65,6 +65,9 @@ def complete_document(document: dict[str, Any]) -> dict[str, Any]:
     for operations in document["paths"].values():
         for operation in operations.values():
             operation.setdefault("security", [])
+            for schema in (parameter["schema"] for parameter in operation.get("parameters", ())):
+                if schema.get("type") == "string" and isinstance(schema.get("default"), bool):
+                    schema["default"] = str(schema["default"]).lower()  # a truth value of a query is a word
     event = Event.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
     schemas = document["components"]["schemas"]
     schemas.update({**event.pop("$defs"), **schemas, "Event": event})

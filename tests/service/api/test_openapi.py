@@ -98,6 +98,14 @@ def test_no_parameter_may_be_null() -> None:
             assert "null" not in json.dumps(parameter["schema"]), parameter["name"]
 
 
+def test_the_default_of_a_parameter_is_of_its_type() -> None:
+    """Also that of a truth value, which a query expresses by a word."""
+    schemas = [each["schema"] for operation in OPERATIONS.values() for each in operation.get("parameters", ())]
+    defaults = [(schema, schema["default"]) for schema in schemas if {"type", "default"} <= schema.keys()]
+    assert {"type": "string", "enum": ["true", "false"], "default": "false", "title": "Total"} in schemas
+    assert all(isinstance(default, str) is (schema["type"] == "string") for schema, default in defaults), defaults
+
+
 # --- the page ---
 
 

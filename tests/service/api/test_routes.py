@@ -14,8 +14,10 @@ import pytest
 
 from batchwright.client import ApiError, Client
 from batchwright.client.documents.states import State
+from batchwright.client.documents.work import TuningSubmission
 from batchwright.errors import EstimateError
 from batchwright.schemas.requests import TrainingRequest
+from batchwright_service.api.dependencies import strict_body
 from batchwright_service.problem_mapping import problem_of
 from tests.support.factories import CUDA, gpt_spec, mlp_spec, python_spec, recommendation, tuning_request
 from tests.support.service.asking import PATIENCE_SECONDS, UNKNOWN, body, ended, problem_in
@@ -325,6 +327,22 @@ def test_values_are_not_converted(shared_service: Running, changes: dict[str, An
     (field,) = changes
     problem = problem_in(shared_service.http.post("/v1/tunings", json=body(**changes)), 422, "invalid-request")
     assert [fault.field for fault in problem.errors] == [field]
+
+
+def test_a_whole_number_may_have_a_fraction_of_zero(shared_service: Running) -> None:
+    """As in JSON Schema, also inside of a spec; another fraction is refused, and user code gets the number as it is."""
+    wanted = body(effective_batch_size=12.0)
+    wanted["spec"]["model"]["architecture"]["hidden_layers"] = 3.0
+    found = shared_service.http.post("/v1/tunings", json=wanted)
+    assert found.status_code == 202, found.text
+    request = found.json()["request"]
+    assert (request["effective_batch_size"], request["spec"]["model"]["architecture"]["hidden_layers"]) == (12, 3)
+    refused = shared_service.http.post("/v1/tunings", json=body(effective_batch_size=12.5))
+    assert "effective_batch_size: must be a whole number" in problem_in(refused, 422, "invalid-request").detail
+    spec = {"model": {"kind": "python", "target": "module:function", "arguments": {"width": 1.0}}}
+    read: Any = strict_body(TuningSubmission)
+    arguments = read.func(body(spec=spec, effective_batch_size=12.0), None).spec.model.arguments
+    assert [type(value) for value in arguments.values()] == [float]
 
 
 def test_an_undeclared_body_is_refused(shared_service: Running) -> None:
