@@ -160,6 +160,7 @@ assert torch.nonzero(values > 9).tolist() == [[2, 2], [2, 3]]
 assert torch.unique(values // 5).tolist() == [0, 1, 2]
 values[values > 9] = -1
 assert values.sum().item() == 45 - 2 and values.float().mul(1.5).max().item() == 13.5
+assert (2.0 ** values[0]).tolist() == [1, 2, 4, 8]
 assert (values + 0.5).dtype == torch.float32 and torch.where(values > 3, values, 0).sum().item() == 39
 assert torch.equal(values.t().contiguous().cpu(), values.cpu().t()) and values.half().t().cpu().dtype == torch.half
 with torch.device("cuda"):

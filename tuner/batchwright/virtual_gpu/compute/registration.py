@@ -42,6 +42,7 @@ _UNTOUCHED = {
     "_resize_output_",
     "empty.memory_format",
     "empty_strided",
+    "pow.Tensor_Tensor_out",
     "record_stream",
     "resize_",
     "resize_as_",
@@ -51,7 +52,8 @@ _UNTOUCHED = {
     "set_.source_Tensor",
     "set_.source_Tensor_storage_offset",
 }
-"""Operators that write no values, or only by other operators, which are computed."""
+"""Operators that write no values, or only by other operators, which are computed. ``pow.Scalar`` calls
+``pow.Tensor_Tensor_out`` with its number as a tensor on the card, which torch cannot pass to Python."""
 _library: list[torch.library.Library] = []
 
 
