@@ -277,6 +277,38 @@ def test_efficient_attention_sums_gradients_in_tiles(
     assert copied == [heads.numel() * heads.element_size(), *workspaces]
 
 
+@pytest.mark.parametrize(
+    ("card", "dtype", "width", "workspaces"),
+    [
+        ("A10G", torch.float16, 96, [1176, 393_408]),
+        ("A10G", torch.float16, 128, [1176, 1_376_448]),
+        ("RTX 5090", torch.float16, 96, [1176, 1_376_448]),
+        ("A10G", torch.float32, 96, [1176, 196_800]),
+        ("H100-80GB", torch.float32, 96, [1176, 393_408]),
+        ("T4", torch.float16, 128, [1176, 393_408]),
+        ("P100-16GB", torch.float16, 128, [1176, 590_016]),
+        ("P100-16GB", torch.float32, 32, [37_632, 1176, 1176]),
+    ],
+)
+def test_the_tiles_of_efficient_attention_depend_on_the_card(
+    card: str, dtype: torch.dtype, width: int, workspaces: list[int]
+) -> None:
+    """And whether it sums the gradients of keys and values: as virtual cards do for 49 queries and 140 keys."""
+    queries = torch.empty(2, 49, 3, width, dtype=dtype, device="meta").transpose(1, 2)
+    keys = torch.empty(2, 140, 3, width, dtype=dtype, device="meta").transpose(1, 2)
+    kernels = CudaKernels(representative(find_gpu(card).profile))
+    taken = kernels.temporary(EFFICIENT_ATTENTION_BACKWARD, (queries, queries, keys, keys, None, queries), [])
+    assert [each for each in taken if each] == workspaces
+
+
+def test_the_keys_of_many_heads_are_not_divided() -> None:
+    """Of more than 100 heads of all samples, the sums are those of 64 keys."""
+    heads = torch.empty(101, 140, 1, 256, dtype=torch.float16, device="meta").transpose(1, 2)
+    tiles = 2 * 4 * (128 * 64 * FLOAT + 16)
+    *_, sums, _ = A100.temporary(EFFICIENT_ATTENTION_BACKWARD, (heads,) * 4, [])
+    assert sums == 101 * (tiles + 64 * 2 * 256 * FLOAT)
+
+
 def test_flash_attention_copies_gradients_whose_heads_are_apart() -> None:
     """And results; the kernel reads tokens with their heads side by side."""
     heads = torch.empty(2, 128, 3, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
