@@ -55,6 +55,8 @@ _ITEM = LOCAL_SCALAR_DENSE
 _DEVICE = torch.ops.prim.device.default
 _LIFT_FRESH = _aten.lift_fresh.default
 """Receives the result of ``torch.tensor``: memory that the trace allocates, although it is a real tensor."""
+_ZERO = _aten._efficientzerotensor.default  # noqa: SLF001 - an operator
+"""Makes a tangent of forward-mode differentiation that takes no memory."""
 _SUM = _aten.sum.dim_IntList
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
 _CONVOLUTION_MASK_AT = 10
@@ -184,6 +186,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own 
             workspace = torch.empty(onednn_recurrent_workspace_bytes(args), dtype=torch.uint8)
             outputs = (*outputs[:3], self._fake_with_values(workspace, outputs[0].device))
         if not self._is_recording:
+            return outputs
+        if func is _ZERO:
+            self.recorder.ignore(outputs)
             return outputs
         on_device = [tensor for tensor in tensors_in((outputs,)) if tensor.device.type == self.device_type]
         if any(tensor.layout is not torch.strided for tensor in on_device):

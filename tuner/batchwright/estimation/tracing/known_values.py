@@ -180,7 +180,8 @@ class KnownValues:
             return
         values = self.compute(func, args, kwargs)
         for result, value in zip(results, tensors_in((values,)), strict=False):
-            setattr(result, _ATTRIBUTE, value)
+            if not value._is_zerotensor():  # noqa: SLF001 - of forward-mode differentiation; it has no storage
+                setattr(result, _ATTRIBUTE, value)
 
     def _set_stand_ins(self, compared: list[Tensor]) -> None:
         """Compare unknown single whole numbers as what ``scalar`` returns for them, lest a size is less than its least.
