@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchwright.estimation.trace import Trace
+from batchwright.errors import WorkloadError
+from batchwright.estimation.trace import Category, Trace
 from batchwright.estimation.tracing.session import trace
+from batchwright.schemas.estimates import Loop
 from batchwright.workloads.base import LossTerms
 from tests.support.factories import python_spec
 from tests.support.traced import most_bytes, traced_on_cuda
@@ -19,6 +21,8 @@ CAPACITY = 40
 """Least rows of ``Routed``."""
 RARE = 0.1
 """Chance by which ``Drawn`` leaves out a part."""
+WIDE = 4096
+"""Outputs of the layer of ``Tangent``."""
 COPIES = 64
 """Copies of each gradient that the steps of ``Patient`` after its first one hold."""
 
@@ -141,6 +145,53 @@ class Waits(Tokens):
         return Patient(parameters)
 
 
+class Tangent(Tokens):
+    """Differentiates forward, along the embeddings: the tangents of weights are zeros, which take no memory."""
+
+    def build_model(self) -> nn.Module:
+        """A wide layer."""
+        return nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, WIDE), nn.GELU())
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum of outputs and tangents."""
+        assert isinstance(model, nn.Sequential)
+        tokens = model[0](batch)
+        found = torch.func.jvp(model[1:], (tokens,), (torch.ones_like(tokens),))
+        return {"loss": (found[0].sum() + found[1].sum(), len(batch))}
+
+
+class Unpaired(Tokens):
+    """Returns sums without weights."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum."""
+        return {"loss": model(batch).sum()}
+
+
+class Decorated(Tokens):
+    """Has a function that a library compiles while it is imported, and that nobody calls."""
+
+    def build_model(self) -> nn.Module:
+        """Of tokens."""
+        torch.compile(lambda tensor: tensor)
+        return super().build_model()
+
+
+def tangent() -> Tokens:
+    """Differentiates forward."""
+    return Tangent()
+
+
+def unpaired() -> Tokens:
+    """Returns no pairs."""
+    return Unpaired()
+
+
+def decorated() -> Tokens:
+    """Compiles what it does not call."""
+    return Decorated()
+
+
 def asks() -> Tokens:
     """Asks for the card, and reads numbers."""
     return Asks()
@@ -167,16 +218,24 @@ def waits() -> Tokens:
 
 
 @pytest.fixture(scope="module")
-def on_card() -> Trace:
-    """The trace of ``Asks`` on a card."""
-    spec = python_spec("tests.estimation.tracing.test_inquiries:asks").model_dump(mode="json")
-    case = {"name": "asks", "spec": spec, "sizes": [2], "accumulates": True, "compute_capability": [8, 6]}
-    return traced_on_cuda([case])["asks"][0]
+def on_card() -> dict[str, Trace]:
+    """Traces on a card, in one process."""
+    cases = [
+        {
+            "name": name,
+            "spec": python_spec(f"tests.estimation.tracing.test_inquiries:{name}").model_dump(mode="json"),
+            "sizes": [2],
+            "accumulates": True,
+            "compute_capability": [8, 6],
+        }
+        for name in ("asks", "tangent")
+    ]
+    return {name: taken for name, (taken,) in traced_on_cuda(cases).items()}
 
 
-def test_a_workload_may_ask_for_the_card_and_read_known_values(on_card: Trace) -> None:
+def test_a_workload_may_ask_for_the_card_and_read_known_values(on_card: dict[str, Trace]) -> None:
     """A device chosen by ``is_available``, NumPy, a tensor moved to the CPU, and torch's fused layers in eval mode."""
-    assert most_bytes(on_card) > 0
+    assert most_bytes(on_card["asks"]) > 0
 
 
 def test_such_a_workload_is_traced_on_the_cpu_too() -> None:
@@ -209,4 +268,26 @@ def test_what_a_run_rarely_leaves_out_is_traced() -> None:
     """Whichever way round the workload compares its random number."""
     taken = trace(python_spec("tests.estimation.tracing.test_inquiries:drawn"), 2, accumulates=True)
     assert 2 * 6 * 50 * CAPACITY * 4 in taken.sizes
+    assert taken.notes == ()
+
+
+def test_tangents_that_are_zero_take_no_memory(on_card: dict[str, Trace]) -> None:
+    """In a loss that differentiates forward, such as that of consistency models."""
+    taken = on_card["tangent"]
+    weights = {block for block, nbytes in enumerate(taken.sizes) if nbytes == WIDE * 32 * 4}
+    assert weights
+    assert all(taken.categories[block] is not Category.ACTIVATIONS for block in weights)
+
+
+@pytest.mark.parametrize("loop", ["plain", "hugging-face", "lightning"])
+def test_other_loops_name_a_term_that_is_no_pair(loop: Loop) -> None:
+    """As Batchwright's own loop does."""
+    spec = python_spec("tests.estimation.tracing.test_inquiries:unpaired")
+    with pytest.raises(WorkloadError, match="loss term `loss` must be"):
+        trace(spec, 2, accumulates=True, loop=loop)
+
+
+def test_a_function_that_is_compiled_and_never_called_is_no_note() -> None:
+    """Libraries compile functions while they are imported."""
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:decorated"), 2, accumulates=True)
     assert taken.notes == ()

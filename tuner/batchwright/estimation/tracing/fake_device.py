@@ -2,11 +2,12 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.resources import files
 from importlib.util import find_spec
+from math import ceil
 from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from batchwright.errors import BatchwrightError
 from batchwright.estimation.tracing.known_values import KnownValues
 from batchwright.estimation.tracing.recorder import Recorder
-from batchwright.hardware.gpu_table import GPUS
+from batchwright.hardware.gpu_table import GPUS, threads_per_multiprocessor
 from batchwright.hardware.memory_devices.base import MemoryDevice, Peaks
+from batchwright.schemas.gpus import Gpu
 from batchwright.torch_internals import operators_with_kernel
 from batchwright.training.micro_batches import forward_state
 
@@ -150,10 +152,35 @@ def _is_importing() -> bool:
     return frame is not None
 
 
+def _cards(capability: tuple[int, int]) -> Sequence[Gpu]:
+    """Return the cards of a compute capability, or all: a trace is of all of them, and answers for the largest."""
+    return [gpu for gpu in GPUS if gpu.compute_capability == capability] or GPUS
+
+
 def _most_memory_bytes(capability: tuple[int, int]) -> int:
-    """Return the memory of the largest card of a compute capability: a trace is of all of them."""
-    same = [gpu.total_bytes for gpu in GPUS if gpu.compute_capability == capability]
-    return max(same or [gpu.total_bytes for gpu in GPUS])
+    return max(gpu.total_bytes for gpu in _cards(capability))
+
+
+class _CudaTensorType(type):
+    """A class such as ``torch.cuda.FloatTensor``, which a build of torch for the CPU has no tensors of."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, **_: object) -> Tensor:  # noqa: ANN401 - sizes, or values
+        """Make a tensor of values, or one of a shape."""
+        if all(isinstance(size, int) for size in args):
+            return torch.empty(*args, dtype=cls.dtype, device="cuda")
+        return torch.as_tensor(args[0]).to(device="cuda", dtype=cls.dtype)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+
+def _tensor_types() -> Iterator[tuple[str, type]]:
+    """Yield the names and stand-ins of CUDA's classes of tensors. ``Tensor.type`` reads the name of a class."""
+    for name in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool"):
+        kind = f"{name}Tensor"
+        yield kind, _CudaTensorType(f"torch.cuda.{kind}", (), {"dtype": getattr(torch, kind).dtype})
 
 
 @contextmanager
@@ -167,7 +194,14 @@ def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[
     def properties(*_: object) -> SimpleNamespace:
         capability = compute_capability()
         major, minor = capability
-        return SimpleNamespace(name=_NAME, major=major, minor=minor, total_memory=_most_memory_bytes(capability))
+        threads = max(gpu.resident_threads or 1 for gpu in _cards(capability))
+        return SimpleNamespace(
+            name=_NAME,
+            major=major,
+            minor=minor,
+            total_memory=_most_memory_bytes(capability),
+            multi_processor_count=ceil(threads / threads_per_multiprocessor(capability)),
+        )
 
     def idle(*_: object, **__: object) -> None: ...
 
@@ -199,10 +233,13 @@ def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[
         "stream": lambda *_: nullcontext(),
         "empty_cache": idle,
         "is_current_stream_capturing": lambda: False,
+        **dict(_tensor_types()),
     }
     with ExitStack() as stack:
         for name, replacement in replacements.items():
             stack.enter_context(patch.object(torch.cuda, name, replacement))
+        for name in ("mark", "range_start", "range_end", "range_push", "range_pop"):
+            stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *_: 0))
         stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         yield
 

@@ -15,7 +15,7 @@ from batchwright.estimation.tracing.recorder import Recorder
 from batchwright.estimation.tracing.torch_internals import VERIFY_SHAPES
 from batchwright.schemas.estimates import Loop
 from batchwright.schemas.workload import TransformersModel, WorkloadSpec
-from batchwright.training.micro_batches.loss_window import named_terms
+from batchwright.training.micro_batches.loss_window import check_pairs, named_terms
 from batchwright.training.micro_batches.nested_batches import tensors_of, to_device
 from batchwright.training.micro_batches.splitting import MicroBatch
 from batchwright.training.optimizers import build_optimizer
@@ -114,6 +114,7 @@ class OtherLoop:
         with autocast(self._spec, self._device):
             if not isinstance(self._spec.model, TransformersModel) or "labels" not in batch:
                 terms = named_terms(self._workload.loss_terms(self._replica, batch), samples)
+                check_pairs(terms)
                 return sum((total / weight for total, weight in terms.values()), torch.zeros((), device=self._device))
             outputs = self._replica(**batch)
         if self._loop == "hugging-face" and self._spec.precision.endswith("-mixed"):

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
@@ -315,7 +315,7 @@ class UpdateTrace:
         """Measure a second update if a pass has changed the model: from then on the engine copies what they change."""
         engine, recorder = self._engine, self._tracer.recorder
         snapshot = engine.accumulation.snapshot if isinstance(engine, UpdateEngine) else None
-        if snapshot is not None and snapshot.has_changing_state:
+        if snapshot and snapshot.has_changing_state:
             recorder.marks[-1] = recorder.marks[-1].model_copy(update={"name": "first-update"})
             self._tracer.begin_section("measured-update")
             engine.update(micro_batches)
@@ -345,11 +345,21 @@ class UpdateTrace:
 
 
 def _left_uncompiled(tracer: Tracer, model: Any = None, **options: Any) -> Any:  # noqa: ANN401 - as torch.compile
-    """Stand in for ``torch.compile``, of a module or a function or as a decorator, and leave it as written."""
+    """Stand in for ``torch.compile``, of a module or a function or as a decorator, and leave it as written.
+
+    A function counts as compiled once it is called: libraries compile functions while they are imported.
+    """
     if model is None:
         return partial(_left_uncompiled, tracer, **options)
-    tracer.notes.add(COMPILED_NOTE)
-    return model
+    if isinstance(model, nn.Module):
+        tracer.notes.add(COMPILED_NOTE)
+        return model
+
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any function's
+        tracer.notes.add(COMPILED_NOTE)
+        return model(*args, **kwargs)
+
+    return wraps(model)(uncompiled)
 
 
 @contextmanager
