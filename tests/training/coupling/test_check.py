@@ -169,6 +169,28 @@ def test_a_spec_whose_parts_are_refused_is_compared_by_halves() -> None:
     assert report.culprits[0].type_name == "BatchNorm2d"
 
 
+@pytest.mark.parametrize("refusal", [ValueError, AssertionError])
+@pytest.mark.parametrize(("by_data", "verdict"), [(True, "not-compared"), (False, "coupled")])
+def test_a_spec_that_refuses_odd_numbers_is_compared_by_halves(
+    refusal: type[Exception], verdict: str, *, by_data: bool
+) -> None:
+    """Mixup pairs the samples of a batch. Where data comes in pairs, the division of a batch is a guess."""
+
+    class Pairs(Case):
+        def make_batch(self, size: int) -> Tensor:
+            if by_data and size % 2:
+                raise refusal
+            return torch.randn(size, WIDTH)
+
+    def mixed(model: nn.Module, batch: Tensor) -> LossTerms:
+        if not by_data and len(batch) % 2:
+            raise refusal
+        return squares(model, batch + batch.flip(0))
+
+    report = check_spec_coupling(mlp_spec(), Pairs(_network(), mixed), CPU)
+    assert (report.verdict, report.samples) == (verdict, 4), report.message
+
+
 def test_arithmetic_between_modules_is_blamed_on_the_module_that_does_it() -> None:
     """Neither the layers nor later modules are at fault."""
     report = _check(_network(Centred()))
@@ -358,22 +380,6 @@ def test_draws_that_the_first_part_does_not_make_are_found() -> None:
     report = _check(_network(), mixed)
     assert report.verdict != "separate"
     assert "first part does not draw" not in report.message
-
-
-@pytest.mark.parametrize("samples", [3, 6])
-def test_a_first_part_without_a_loss_makes_no_update(samples: int) -> None:
-    """The whole batch does, so that samples that a weight of zero hides are found to be coupled."""
-    middle, last = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
-    nn.init.zeros_(middle.weight)
-
-    def coupled_where_positive(_: nn.Module, batch: Tensor) -> LossTerms:
-        counts = batch[:, 0] > 0
-        outputs = middle(batch)
-        return {"loss": ((last(outputs) - 1 + outputs.mean(0))[counts].square().sum(), counts.sum())}
-
-    batch = torch.randn(samples, WIDTH)
-    batch[:, 0] = torch.arange(samples) - samples // 3 + 0.5
-    assert _check(nn.Sequential(middle, last), coupled_where_positive, batch=batch).coupled
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,35 @@ def test_a_frozen_parameter_that_moves_is_state_and_is_restored() -> None:
     assert torch.equal(moving.code, torch.ones(WIDTH))
 
 
+class Centers(nn.Module):
+    """Subtracts the center of each sample's class, a frozen parameter that follows its samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.centers = nn.ParameterList(nn.Parameter(torch.randn(WIDTH), requires_grad=False) for _ in range(2))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Distances, of the same shape."""
+        chosen = [self.centers[int(positive)] for positive in features[:, 0] > 0]
+        outputs: Tensor = self.layer(features) - torch.stack([center.clone() for center in chosen])
+        with torch.no_grad():
+            for center, sample in zip(chosen, features if self.training else (), strict=False):
+                center.lerp_(sample, 0.1)
+        return outputs
+
+
+def test_a_parameter_that_the_first_sample_does_not_move_is_restored() -> None:
+    """A later sample of another class moves it: each run starts from the same value of it."""
+    torch.manual_seed(0)
+    batch = torch.randn(3, WIDTH)
+    batch[:, 0] = torch.tensor([-1.0, 1.0, 1.0])
+    model = Centers()
+    report = check_coupling(model, Case(model), sliced(batch), torch.device("cpu"))
+    assert report.train_mode, report.message
+    assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("state", "centers")]
+
+
 class Counting(nn.Module):
     """Statistics that no output depends on: a counter, a history, and a mean without momentum."""
 

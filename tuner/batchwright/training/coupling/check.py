@@ -15,12 +15,19 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchwright.errors import WorkloadError
 from batchwright.hardware.failures import is_of_device
 from batchwright.schemas.workload import PythonModel, WorkloadSpec
-from batchwright.training.coupling.comparison import Runner, has_dropout, in_eval_mode, seed_generators, without_dropout
+from batchwright.training.coupling.comparison import (
+    REFUSALS,
+    Runner,
+    has_dropout,
+    in_eval_mode,
+    seed_generators,
+    without_dropout,
+)
 from batchwright.training.coupling.error_scale import NO_NOISE, Noise, Run, gradient_errors, loss_error, term_errors
 from batchwright.training.coupling.module_trace import trace
 from batchwright.training.coupling.precision import Precision, arithmetic, cast, kernels_for
@@ -51,7 +58,7 @@ def check_spec_coupling(
     """Run ``check_coupling`` on a new model in fp32, without compilation and activation checkpointing.
 
     Random number generators are as before when the function returns or raises. The batch has at least two samples; a
-    model that cannot be compared on an odd number (BatchNorm may refuse one sample) is given another, for halves.
+    model that cannot be compared on an odd number (BatchNorm refuses one sample, Mixup an odd number) is given another.
 
     Raises:
         WorkloadError: as ``check_coupling``, or when the workload builds no model that can be trained.
@@ -59,17 +66,30 @@ def check_spec_coupling(
     plain = spec.model_copy(update={"precision": "fp32", "compile": False, "activation_checkpointing": False})
     if spec.activation_checkpointing and not isinstance(spec.model, PythonModel):
         workload = build_workload(plain)
+    if samples % 2:
+        try:
+            report = _check_new_model(plain, workload, device, samples, precision)
+        except Exception as error:
+            if is_of_device(error):
+                raise
+        else:
+            if report.problem is None:
+                return report
+        samples += 1
+    return _check_new_model(plain, workload, device, samples, precision)
+
+
+def _check_new_model(
+    spec: WorkloadSpec, workload: Workload, device: torch.device, samples: int, precision: Precision
+) -> CouplingReport:
     with preserved_random_state(device):
         seed_generators(0, device)
-        model = build_model(plain, workload).to(device)
+        model = build_model(spec, workload).to(device)
         if isinstance(workload, MakesMicroBatches):
             whole = workload.make_micro_batch(samples)
         else:
             whole = made_micro_batch(workload.make_batch, samples)
-        report = check_coupling(model, workload, whole, device, precision)
-    if report.problem is None or samples % 2 == 0:
-        return report
-    return check_spec_coupling(spec, workload, device, samples + 1, precision)
+        return check_coupling(model, workload, whole, device, precision)
 
 
 def check_coupling(
@@ -79,7 +99,8 @@ def check_coupling(
 
     The parts are a third and the rest (halves may agree by chance), or halves if the model refuses one of these. They
     are compared after an update on the first part: in a new model, weights of zero hide coupled samples, and state that
-    forward passes change lags behind the weights only after an update.
+    forward passes change lags behind the weights only after an update. Weights that only other samples reach are
+    updated by the whole batch.
 
     The model is compared in its current modes. If its loss draws random numbers, every dropout is set to zero. If that
     is not enough, each sample gets the same numbers in the batch and in its parts. If two runs of the batch still
@@ -192,25 +213,28 @@ class _Check:
         runner = self._runner
         try:
             run = self._run_new_state(runner.splits[-1][:1])
-        except (ValueError, RuntimeError) as error:  # BatchNorm may refuse one sample
+        except REFUSALS as error:  # BatchNorm may refuse one sample
             if is_of_device(error):
                 raise
         else:
-            if run.gradients and run.not_finite() is None:
+            if any(run.sizes.values()) and run.not_finite() is None:
                 return run
         runner.state.restore()
         return self._run_new_state(runner.whole)
 
-    def _run_new_state(self, sizes: list[int]) -> Run:
-        """Run parts of these sizes from the model's current state, and record the state that changes."""
+    def _run_new_state(self, sizes: list[int], changing: frozenset[str] = frozenset()) -> Run:
+        """Run parts of these sizes from the model's current state, and record the state that changes.
+
+        Forward passes are known to change the parameters ``changing``.
+        """
         runner = self._runner
-        runner.state = ModelState(self._model)
+        runner.state = ModelState(self._model, changing)
         began = time.monotonic()
         run = runner.run(sizes, seed=0)
         if runner.is_slow_in_fp64(time.monotonic() - began, _SLOW_SECONDS):
             raise _SlowError
-        if changing := runner.state.changed_parameters():
-            runner.state = ModelState(self._model, changing)
+        if more := runner.state.changed_parameters() - changing:
+            runner.state = ModelState(self._model, changing | more)
             run = runner.run(sizes, seed=0)
         self._changed = runner.state.changed()
         return run
@@ -222,14 +246,44 @@ class _Check:
         """The report on the model after an update, or without one if the update leads to infinite numbers."""
         if not first.gradients:
             return self._failed_report("its loss reaches no parameter")
-        after = self._runner.advance(first)
+        after = self._advance(first.gradients)
+        if after is not None and (hidden := self._not_updated(first, after)):
+            after = self._advance(hidden) or after
         whole = self._run_new_state(self._runner.whole) if after is None else after
         if wrong := whole.not_finite():
             return self._failed_report(wrong)
         if self._draws_differ:
             raise _NondeterministicError("it draws random numbers that its first part does not draw")
-        self._changed = self._runner.state.changed()
         return replace(self._compare_splits(whole), updates=0 if after is None else 1)
+
+    def _advance(self, gradients: dict[str, Tensor]) -> Run | None:
+        """Make an update by these gradients, after which each run starts from the new state.
+
+        Returns:
+            A run of the whole batch after the update, or None if its numbers are infinite. Then the update is undone.
+        """
+        runner = self._runner
+        before, steps = runner.state, runner.update(gradients)
+        after = self._run_new_state(runner.whole, before.changing)
+        if after.not_finite() is None:
+            return after
+        with torch.no_grad():
+            for parameter, step in steps:
+                parameter.add_(step)
+        runner.state = before
+        return None
+
+    def _not_updated(self, first: Run, after: Run) -> dict[str, Tensor]:
+        """The whole batch's gradients of parameters that the first part does not reach, if that may hide coupling.
+
+        That may be so of parameters of zero, and of all parameters if forward passes change the model's state.
+        """
+        parameters = dict(self._model.named_parameters())
+        return {
+            name: gradient
+            for name, gradient in after.gradients.items()
+            if after.sizes[name] and not first.sizes.get(name) and (self._changed or not parameters[name].any())
+        }
 
     def _compare_splits(self, whole: Run) -> CouplingReport:
         """The report on a third and the rest, or on halves if the model refuses one of these."""
@@ -251,7 +305,7 @@ class _Check:
         split, refusal = None, ""
         try:
             split = self._runner.run(sizes, seed=0)
-        except (ValueError, RuntimeError) as error:
+        except REFUSALS as error:
             if is_of_device(error):
                 raise
             refusal = " ".join(str(error).split())

@@ -33,6 +33,8 @@ follows the weights lags behind them. Measured on layers of eight with spectral 
 converged: the gradient's error is then 0.2 to 1.3 %; with half the step 0.09 to 0.2 %."""
 _SMALLEST_WEIGHT = 0.02
 """Lower bound on the root mean square of a parameter, so that parameters that start at zero change too."""
+REFUSALS = (ValueError, RuntimeError, AssertionError, ArithmeticError, LookupError)
+"""Errors by which modules and losses refuse a number of samples."""
 
 # --- randomness -------------------------------------------------------------------------------------------------------
 
@@ -195,25 +197,11 @@ class Runner:
                 rounded.append(self.run(self.whole, seed=0))
         return noise_of(whole, rounded)
 
-    def advance(self, first: Run) -> Run | None:
-        """Make an update by the gradients of ``first``, after which each run starts from the new state.
+    def update(self, gradients: dict[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
+        """Step against the sign of the gradient, as Adam's first step does, independently of the loss's scale.
 
-        Returns:
-            A run of the whole batch after the update, or None if its numbers are infinite. Then the update is undone.
+        Returns what was subtracted from each parameter.
         """
-        before, steps = self.state, self._update(first.gradients)
-        self.state = ModelState(self.model, before.changing)
-        after = self.run(self.whole, seed=0)
-        if after.not_finite() is None:
-            return after
-        with torch.no_grad():
-            for parameter, step in steps:
-                parameter.add_(step)
-        self.state = before
-        return None
-
-    def _update(self, gradients: dict[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
-        """Step against the sign of the gradient, as Adam's first step does, independently of the loss's scale."""
         steps = []
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

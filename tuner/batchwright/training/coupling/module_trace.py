@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.hardware.failures import is_of_device
-from batchwright.training.coupling.comparison import Runner
+from batchwright.training.coupling.comparison import REFUSALS, Runner
 from batchwright.training.coupling.error_scale import Run
 from batchwright.training.micro_batches.nested_batches import tensors_of
 
@@ -160,7 +160,7 @@ def trace(runner: Runner, sizes: list[int], reset_modules: frozenset[str] = froz
             found.split = Run(
                 runner.losses(sizes, seed=0, on_part_start=hooks.start, reset_modules=reset_modules), {}, {}
             )
-        except (ValueError, RuntimeError) as error:
+        except REFUSALS as error:
             if is_of_device(error):
                 raise
             found.refused_by = hooks.stack[-1][0] if hooks.stack else None
