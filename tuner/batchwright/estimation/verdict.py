@@ -26,7 +26,7 @@ Memory outside of the allocator is added: the context (by GPU, ``batchwright.har
 ranks, NCCL's buffers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
@@ -73,8 +73,8 @@ _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_0
 _MAX_MESSAGE_LENGTH = 500
 _SMALL_SHARE = 16
 """A share of at most this many samples often fits whole, so that updates of one micro-batch are traced first."""
-_FAR_TOO_LARGE = 2
-"""A size is not examined further if its certain part exceeds a GPU's memory by this factor."""
+_PASSING_SUMS = Fraction(5, 4)
+"""Factor for what accumulation holds at its peak beside the waiting gradients: a gradient that is to be added."""
 _MAX_LISTED = 4096
 """Micro-batches of a plan that is listed in full, so that an estimate for many GPUs stays within kilobytes."""
 
@@ -111,9 +111,8 @@ def make_estimate(
     """
     cards = [find_gpu(name) for name in request.gpus]
     distinct = {id(traced[card.profile]): traced[card.profile] for card in cards}
-    largest_card_bytes = max(card.total_bytes for card in cards)
     searches: dict[Replayable, CapacitySearch] = {}
-    workloads = {key: _prepared(request, result, largest_card_bytes, searches) for key, result in distinct.items()}
+    workloads = {key: _prepared(request, result, cards, searches) for key, result in distinct.items()}
     results = [_estimate(request, card, workloads[id(traced[card.profile])]) for card in cards]
     errors = [result for result in results if isinstance(result, Exception)]
     if len(errors) == len(results):
@@ -166,7 +165,7 @@ class _Workload:
     Args:
         request: the request.
         traced: the workload; of one kind of updates it is traced here, of the other where a GPU needs it.
-        largest_card_bytes: the memory of the largest GPU.
+        cards: the GPUs.
         searches: as in ``MemoryCurve``.
 
     Attributes:
@@ -180,7 +179,7 @@ class _Workload:
         self,
         request: EstimateRequest,
         traced: TracedWorkload,
-        largest_card_bytes: int,
+        cards: Sequence[Gpu],
         searches: dict[Replayable, CapacitySearch],
     ) -> None:
         settings = EXPANDABLE_SEGMENTS if request.allocator == "expandable-segments" else DEFAULT_SETTINGS
@@ -191,9 +190,7 @@ class _Workload:
         several = accumulates_at_first(request)
         first = traced.trace_at(self.share or 1, accumulates=several)
         self.follows_cpu = first.decisions == "cpu"
-        self._whole_share = not several or (
-            self.share is not None and _may_fit_whole(self.accumulating, self.share, largest_card_bytes)
-        )
+        self._whole_share = not several or any(_may_fit_whole(self, card, request.loop) for card in cards)
         """Whether the whole share may fit in one micro-batch; if not, such updates are not traced."""
 
     def accumulates(self, size: int) -> bool:
@@ -225,16 +222,21 @@ class _Workload:
         return self.accumulating.candidate(limit_bytes, self.share - 1)
 
 
-def _may_fit_whole(accumulating: MemoryCurve, share: int, largest_card_bytes: int) -> bool:
+def _may_fit_whole(workload: _Workload, gpu: Gpu, loop: Loop) -> bool:
     """Return whether a GPU may hold an update of one micro-batch: that of several, less the waiting gradients."""
-    requested = accumulating.requested_at_peak(share)
-    return sum(requested.values()) - requested[Category.GRADIENTS] <= _FAR_TOO_LARGE * largest_card_bytes
+    if workload.share is None:
+        return False
+    requested = workload.accumulating.requested_at_peak(workload.share)
+    needed = sum(requested.values()) - requested[Category.GRADIENTS]
+    workspaces = _workspace_error(workload.accumulating.workspace_error(workload.share), needed)
+    overestimate, _ = _error_shares(gpu, workload, workspaces, loop)
+    return needed * (1 - overestimate) <= _PASSING_SUMS * gpu.total_bytes
 
 
 def _prepared(
     request: EstimateRequest,
     traced: TracedWorkload,
-    largest_card_bytes: int,
+    cards: Sequence[Gpu],
     searches: dict[Replayable, CapacitySearch],
 ) -> _Workload | Exception:
     """Trace the updates that matter first, and return the workload, or the error.
@@ -243,7 +245,7 @@ def _prepared(
         SpecError: when the spec is invalid, which it is for every GPU.
     """
     try:
-        return _Workload(request, traced, largest_card_bytes, searches)
+        return _Workload(request, traced, cards, searches)
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - user code runs here, and may succeed for other GPUs
@@ -296,9 +298,11 @@ class _CardEstimator:
         self._outside_bytes = outside_bytes(request, gpu)
         self._expected_limit = self._usable_bytes - self._outside_bytes.expected
         self._largest = workload.largest(self._expected_limit)
-        self._overestimate, self._underestimate = _error_shares(
-            gpu, workload, max(1, self._largest, request.micro_batch_size or 0), request.loop
-        )
+        size = max(1, self._largest, request.micro_batch_size or 0)
+        curve = workload.curve(size)
+        fewer, more = curve.workspace_error(size)
+        workspaces = _workspace_error((fewer, more), curve.capacity(size) if fewer or more else 0)
+        self._overestimate, self._underestimate = _error_shares(gpu, workload, workspaces, request.loop)
 
     def estimate(self) -> GpuEstimate:
         """Return the sizes that fit, the peak at the requested or the largest size, and the plan."""
@@ -414,9 +418,11 @@ def _verdict(*, certain: bool, optimistic: bool) -> Verdict:
     return Verdict.UNCERTAIN if optimistic else Verdict.DOES_NOT_FIT
 
 
-def _error_shares(gpu: Gpu, workload: _Workload, size: int, loop: Loop) -> tuple[Fraction, Fraction]:
-    """Return by which shares the allocator may need less, and more, than estimated for micro-batches of ``size``."""
-    parts = [_METHOD_ERROR, _workspace_error(workload, size)]
+def _error_shares(
+    gpu: Gpu, workload: _Workload, workspaces: tuple[Fraction, Fraction], loop: Loop
+) -> tuple[Fraction, Fraction]:
+    """Return by which shares the allocator may need less and more than estimated, with those of ``workspaces``."""
+    parts = [_METHOD_ERROR, workspaces]
     if workload.follows_cpu:
         parts.append(_CPU_DECISIONS_ERROR)
     if workload.traced.notes:
@@ -432,14 +438,10 @@ def _error_shares(gpu: Gpu, workload: _Workload, size: int, loop: Loop) -> tuple
     return sum((low for low, _ in parts), Fraction()), sum((high for _, high in parts), Fraction())
 
 
-def _workspace_error(workload: _Workload, size: int) -> tuple[Fraction, Fraction]:
-    """Return the error of the workspaces that cuDNN chooses, as shares of the memory that the allocator needs."""
-    curve = workload.curve(size)
-    fewer, more = curve.workspace_error(size)
-    if not fewer and not more:
-        return Fraction(), Fraction()
-    needed = max(1, curve.capacity(size))
-    return min(Fraction(fewer, needed), _MOST_OVERESTIMATE), Fraction(more, needed)
+def _workspace_error(error_bytes: tuple[int, int], needed_bytes: int) -> tuple[Fraction, Fraction]:
+    """Return the error of the workspaces that libraries choose, as shares of the memory that the allocator needs."""
+    fewer, more = (Fraction(nbytes, max(1, needed_bytes)) for nbytes in error_bytes)
+    return min(fewer, _MOST_OVERESTIMATE), more
 
 
 def outside_bytes(request: EstimateRequest, gpu: Gpu) -> ByteInterval:
