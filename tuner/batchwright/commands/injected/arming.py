@@ -103,6 +103,8 @@ class ArmedProcess(Observer):
         self._ran = False
         self._is_done = False
         """True once everything was reported, also while a micro-batch without the limit is waited for."""
+        self._is_suspended = False
+        """True from an error of the program until it trains again, without the limit."""
         self._is_helper = any(part in word for word in getattr(sys, "orig_argv", sys.argv) for part in _HELPERS)
         """True in a process that the program started for a purpose of its own, until it is seen to train. On the CPU
         it has no limit until then."""
@@ -130,7 +132,8 @@ class ArmedProcess(Observer):
         """Count anew in a forked process, which is a helper until it trains."""
         self._memory.lift()
         self._counter = self._new_counter()
-        self._ran, self._is_done, self._is_helper, self._starts, self._gaps, self._held = False, False, True, [], [], []
+        self._ran, self._is_done, self._is_suspended, self._is_helper = False, False, False, True
+        self._starts, self._gaps, self._held = [], [], []
 
     def _trains(self) -> None:
         """Take it that this process trains: a helper has the limit from here on."""
@@ -164,6 +167,9 @@ class ArmedProcess(Observer):
         self._counter.iterate()
 
     def _begin(self) -> None:
+        if self._is_suspended:
+            self._is_suspended = False
+            self._memory.limit()
         if self._ran:
             return
         self._ran = True
@@ -255,8 +261,13 @@ class ArmedProcess(Observer):
         return [it for it, parameters in found if parameters and not any(id(p) in self._trained for p in parameters)]
 
     def failed(self, error: BaseException, where: str) -> None:
-        """Look at an exception that passes a hooked function."""
-        self._ooms.saw(error, where)
+        """Look at an exception that passes a hooked function.
+
+        After an error that is no OOM the program has no limit until it trains again: what it does then, such as saving
+        its state, takes memory that no update takes, and an OOM would hide the error.
+        """
+        if not self._ooms.saw(error, where):
+            self._is_suspended = self._memory.suspend() or self._is_suspended
 
     # --- reports ---
 

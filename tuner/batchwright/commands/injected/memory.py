@@ -124,6 +124,14 @@ class CpuMemory:
             self._own_limit = None
             _set_data_limit(resource.RLIM_INFINITY)
 
+    def suspend(self) -> bool:
+        """Lift the limit until it is set again, and return whether there was one. A peak above it meanwhile counts."""
+        is_limited = self._own_limit is not None
+        self.lift()
+        if is_limited:
+            self._earlier_peak_bytes = None
+        return is_limited
+
     def begin_trial(self, threads: int) -> bool:
         """Return whether a further micro-batch may take more than the limit once that is lifted, and note the peak.
 
@@ -234,6 +242,10 @@ class CudaMemory:
 
     def lift(self) -> None:
         """Do nothing: a report takes no memory of a card."""
+
+    def suspend(self) -> bool:
+        """Return False: the limit stays, because cleaning up takes hardly any memory of a card."""
+        return False
 
     def begin_trial(self, threads: int) -> bool:
         """Return False: a job has no more memory than the card."""

@@ -36,14 +36,16 @@ class OomWatch:
         self._report = report
         self._last: int | None = None
 
-    def saw(self, error: BaseException | None, where: str) -> None:
-        """Report an exception if it may be an OOM."""
+    def saw(self, error: BaseException | None, where: str) -> bool:
+        """Report an exception if it may be an OOM, and return whether it may."""
+        if error is None or not self._is_candidate(error):
+            return False
         # One exception passes several hooks on its way up. Only its identity is kept: its frames hold tensors.
-        if error is None or id(error) == self._last or not self._is_candidate(error):
-            return
-        self._last = id(error)
-        kind = type(error)
-        self._report(f"{kind.__module__}.{kind.__qualname__}", str(error)[:_LONGEST_MESSAGE], where)
+        if id(error) != self._last:
+            self._last = id(error)
+            kind = type(error)
+            self._report(f"{kind.__module__}.{kind.__qualname__}", str(error)[:_LONGEST_MESSAGE], where)
+        return True
 
     def _is_candidate(self, error: BaseException) -> bool:
         if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
