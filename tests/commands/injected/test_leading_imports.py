@@ -99,6 +99,7 @@ def test_a_module_of_the_programs_own_ends_the_imports(
     ("source", "executed", "place", "reason"),
     [
         ("import json\nimport no_such_module\n", 1, "train.py:2", "`no_such_module` is a module of the program's own"),
+        ("import json, csv, no_such_module\n", 2, "train.py:1", "`no_such_module` is a module of the program's own"),
         ("import json\nfrom json import no_such_name\n", 1, "train.py:2", "ImportError: cannot import name"),
         ("from . import parts\n", 0, "train.py:1", "a relative import"),
         ("import json\nthis is no Python\n", 0, "train.py", "SyntaxError: invalid syntax"),

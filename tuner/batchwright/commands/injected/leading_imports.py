@@ -78,9 +78,9 @@ class LeadingImports:
         statements, other = _leading_imports(file)
         for statement in statements:
             self.place = self._place(file, statement.lineno)
-            local = next((name for name in _modules_of(statement) if not self._is_installed(name)), None)
-            if local is not None:
-                self._follow(statement, local)
+            module = _module_of(statement)
+            if not self._is_installed(module):
+                self._follow(module)
                 return False
             code = compile(ast.Module([statement], []), "<leading imports>", "exec")
             exec(code, self._namespace)  # noqa: S102 - statements that the program executes next
@@ -88,11 +88,10 @@ class LeadingImports:
         self.place, self.reason = ("", "") if other is None else (self._place(file, other[0]), f"`{other[1]}`")
         return other is None
 
-    def _follow(self, statement: ast.Import | ast.ImportFrom, local: str) -> None:
+    def _follow(self, local: str) -> None:
         """Execute the leading imports of a module of the program's own, at which those of the program end."""
         place, reason = self.place, f"`{local}` is a module of the program's own" if local else "a relative import"
-        if len(statement.names) == 1 or isinstance(statement, ast.ImportFrom):
-            self._execute(_files_of(local))
+        self._execute(_files_of(local))
         if not self.reason:
             self.place, self.reason = place, reason
 
@@ -160,25 +159,28 @@ def construct_optimizer() -> None:
 def _leading_imports(file: str) -> tuple[list[ast.Import | ast.ImportFrom], tuple[int, str] | None]:
     """Return the import statements with which a file begins, and the number and text of the first other line.
 
+    A statement that names several modules is returned as one for each.
     The rest of its syntax tree is freed before an import takes memory that is compared with that of a fresh process.
     """
     found: list[ast.Import | ast.ImportFrom] = []
     with open(file, "rb") as stream:
         source = stream.read()
     for statement in ast.parse(source).body:
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        if isinstance(statement, ast.ImportFrom):
             found.append(statement)
+        elif isinstance(statement, ast.Import):
+            found.extend(ast.copy_location(ast.Import([name]), statement) for name in statement.names)
         elif not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
             line = source.splitlines()[statement.lineno - 1].decode(errors="replace").strip()
             return found, (statement.lineno, line[:_LONGEST_TEXT])
     return found, None
 
 
-def _modules_of(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """The modules that a statement names; an empty name for a relative import."""
+def _module_of(statement: ast.Import | ast.ImportFrom) -> str:
+    """The module that a statement names; an empty name for a relative import."""
     if isinstance(statement, ast.ImportFrom):
-        return ["" if statement.level else statement.module or ""]
-    return [alias.name for alias in statement.names]
+        return "" if statement.level else statement.module or ""
+    return statement.names[0].name
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
