@@ -15,7 +15,6 @@ import torch
 
 way, size = sys.argv[1], int(sys.argv[2])
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
 try:
     model(torch.randn(1, 64))
 except ValueError:
@@ -23,6 +22,7 @@ except ValueError:
         state = torch.zeros(2**27)
     if way == "ends":
         raise
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for _ in range(10):
     batch = torch.randn(2 * size if way != "takes more" else 2**22, 64)
     model(batch).sum().backward()
