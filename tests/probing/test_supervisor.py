@@ -481,7 +481,7 @@ def coupling(spec: WorkloadSpec, timeout: float = 60.0) -> CouplingRequest:
 def test_a_loss_is_compared_with_its_parts_in_a_separate_process(supervisor: ProbeSupervisor) -> None:
     """A sum over samples passes, and BatchNorm is named."""
     separate = supervisor.check_coupling(coupling(mlp_spec()))
-    assert (separate.verdict, separate.precision, separate.samples) == ("separate", "fp64", 3)
+    assert (separate.verdict, separate.precision, separate.samples) == ("separate", "fp64", 4)
     coupled = supervisor.check_coupling(coupling(resnet_spec()))
     assert coupled.verdict == "coupled"
     assert "BatchNorm2d" in coupled.message

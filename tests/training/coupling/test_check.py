@@ -53,7 +53,7 @@ def _check(model: nn.Module, terms: Terms = squares, samples: int = 8, batch: ob
     return check_coupling(model, case, sliced(case.make_batch(samples) if batch is None else batch), CPU)
 
 
-def _check_spec(spec: WorkloadSpec, samples: int = 3) -> CouplingReport:
+def _check_spec(spec: WorkloadSpec, samples: int = 4) -> CouplingReport:
     return check_spec_coupling(spec, build_workload(spec), CPU, samples)
 
 
@@ -163,7 +163,7 @@ def test_a_module_that_refuses_one_sample_is_named() -> None:
 
 
 def test_a_spec_whose_parts_are_refused_is_compared_by_halves() -> None:
-    """Channels of one value, in the last layers of a ResNet on small images: BatchNorm refuses one sample of three."""
+    """Channels of one value, in the last layers of a ResNet on small images: BatchNorm refuses one sample of four."""
     report = _check_spec(resnet_spec(batch={"image_size": 8}))
     assert (report.verdict, report.samples, report.problem) == ("coupled", 4, None), report.message
     assert report.culprits[0].type_name == "BatchNorm2d"

@@ -14,7 +14,7 @@ from batchwright.training.coupling.report import CouplingReport
 from batchwright.training.micro_batches.loss_window import finite_or_none
 from batchwright.workloads.base import Workload
 
-_ATTEMPTS: tuple[tuple[int, Precision], ...] = ((3, "fp64"), (3, "fp32"), (2, "fp32"))
+_ATTEMPTS: tuple[tuple[int, Precision], ...] = ((4, "fp64"), (4, "fp32"), (2, "fp32"))
 """Samples and arithmetic to try in turn: each attempt needs about half of the memory of the one before."""
 
 

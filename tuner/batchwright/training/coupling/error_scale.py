@@ -63,8 +63,8 @@ class Run:
         for name, mean in self.means().items():
             if not math.isfinite(mean):
                 return f"loss term `{name}` is {mean}"
-        for name, gradient in self.gradients.items():
-            if not torch.isfinite(gradient).all():
+        for name, size in self.sizes.items():
+            if not math.isfinite(size):
                 return f"the gradient of `{name}` is not finite"
         return None
 
