@@ -121,6 +121,18 @@ class Drawn(Tokens):
         return {"loss": (copies.sum(), len(batch))}
 
 
+class Wary(Tokens):
+    """Refuses numbers that a run never has, and copies the logits unless all of them are zero, as optimizers do."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over the copies."""
+        logits = model(batch)
+        if not torch.isfinite(logits).all() or torch.isnan(logits).any():
+            raise ValueError("the logits are no numbers")
+        copies = logits[..., None].expand(-1, -1, -1, CAPACITY if logits.any() else 1).contiguous()
+        return {"loss": (copies.sum(), len(batch))}
+
+
 class Patient(torch.optim.Optimizer):
     """Only remembers in its first step."""
 
@@ -212,6 +224,11 @@ def drawn() -> Tokens:
     return Drawn()
 
 
+def wary() -> Tokens:
+    """Checks its numbers."""
+    return Wary()
+
+
 def waits() -> Tokens:
     """Has a first step of its own."""
     return Waits()
@@ -269,6 +286,13 @@ def test_what_a_run_rarely_leaves_out_is_traced() -> None:
     taken = trace(python_spec("tests.estimation.tracing.test_inquiries:drawn"), 2, accumulates=True)
     assert 2 * 6 * 50 * CAPACITY * 4 in taken.sizes
     assert taken.notes == ()
+
+
+def test_unknown_numbers_are_those_that_a_workload_expects() -> None:
+    """They pass its checks, and are not all zero."""
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:wary"), 2, accumulates=True)
+    assert 2 * 6 * 50 * CAPACITY * 4 in taken.sizes
+    assert taken.notes == ("the workload reads conditions known only at run time: a stand-in was used",)
 
 
 def test_tangents_that_are_zero_take_no_memory(on_card: dict[str, Trace]) -> None:

@@ -33,6 +33,9 @@ _MAX_OTHER_ELEMENTS = 2**12
 _ATTRIBUTE = "_batchwright_value"
 _COPIED = "_batchwright_copied"
 """Attribute of a copy: what ``content_of`` returned for its source."""
+_LIKELY = "_batchwright_likely"
+"""Attribute of a condition that is rarely false: a check of all elements (``assert (x >= 0).all()``), or whether
+any number is not zero."""
 _aten = torch.ops.aten
 _WITHOUT_VALUES = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default}
 _COMPARISONS = {
@@ -103,7 +106,7 @@ class KnownValues:
         return value
 
     def scalar(self, tensor: Tensor) -> float | int | bool | complex:
-        """Return the result of ``tensor.item()``; if unknown, 1 or 0.5 for numbers, ``False`` for booleans.
+        """Return the result of ``tensor.item()``; if unknown, 1 or 0.5 for numbers, the likely answer for booleans.
 
         Not 1 for fractions, since denominators such as ``1 - mu`` occur in optimizers.
         """
@@ -114,7 +117,7 @@ class KnownValues:
             return known
         if tensor.dtype is torch.bool:
             self.stand_ins.add("conditions")
-            return False
+            return hasattr(tensor, _LIKELY)
         if not tensor.dtype.is_floating_point:
             self.stand_ins.add("whole numbers")
             return 1
@@ -173,6 +176,8 @@ class KnownValues:
             self._set_stand_ins(inputs)
         if any(self.value_of(tensor) is None for tensor in inputs) or torch.Tag.nondeterministic_seeded in func.tags:
             self._invalidate_written(func, args, kwargs)
+            if func is _aten.all.default or (func is _aten.any.default and args[0].dtype is not torch.bool):
+                setattr(outputs, _LIKELY, True)
             return
         results = list(tensors_in((outputs,)))
         if func in _WITHOUT_VALUES or not results or not all(map(_is_small, results)):
