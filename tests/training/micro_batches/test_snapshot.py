@@ -1,5 +1,6 @@
 """After a failed pass the model's own state is as before it: attributes, queues, generators, a teacher's parameters."""
 
+import copy
 import random
 from collections import deque
 from collections.abc import Callable
@@ -138,7 +139,23 @@ class Teacher(Stateful):
         return output
 
 
-STATES = [Counter, Level, Queue, Range, TorchNoise, NumpyNoise, PythonNoise, Teacher]
+class EqualTeacher(Stateful):
+    """Parameters that begin as those that they follow, and so are first changed in the second window, as in BYOL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.layer).requires_grad_(False)
+
+    @torch.no_grad()
+    def scale(self, features: Tensor) -> Tensor:
+        """The teacher's output for the samples' mean."""
+        for own, trained in zip(self.teacher.parameters(), self.layer.parameters(), strict=True):
+            own.lerp_(trained, 0.5)
+        output: Tensor = self.teacher(features.mean(0))
+        return output
+
+
+STATES = [Counter, Level, Queue, Range, TorchNoise, NumpyNoise, PythonNoise, Teacher, EqualTeacher]
 
 
 class Loop:

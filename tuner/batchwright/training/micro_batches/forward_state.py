@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from batchwright.torch_internals import foreach_norm, own_buffers
+from batchwright.torch_internals import foreach_norm, own_buffers, version_of
 from batchwright.training.micro_batches.rng_state import equal_states, generator_state, set_generator_state
 
 _VALUES = (bool, int, float, complex, str, bytes, np.generic, type(None))
@@ -128,6 +128,7 @@ class ModelState:
         self.changing = changing
         self._parameters = {name: (named[name], named[name].detach().clone()) for name in sorted(changing)}
         self._norms = norms_of(named) if modules is None else {}
+        self._versions = {name: version_of(named[name]) for name in self._norms if not named[name].is_inference()}
 
     def restore(self, *, generators: bool = True) -> None:
         """Restore all of the state, with or without the random generators of the model's own."""
@@ -154,6 +155,12 @@ class ModelState:
         """Parameters whose norms have changed."""
         norms = norms_of(dict(self._model.named_parameters())) if self._norms else {}
         return frozenset(name for name, norm in norms.items() if norm != self._norms.get(name, norm))
+
+    def written_parameters(self) -> frozenset[str]:
+        """Parameters that have changed or were written to, as is a teacher that still equals what it follows."""
+        named = dict(self._model.named_parameters())
+        versions = {name: version_of(named[name]) for name in self._versions.keys() & named.keys()}
+        return self.changed_parameters() | {name for name, it in versions.items() if it != self._versions[name]}
 
     def changed(self, parameters: frozenset[str] | None = None) -> dict[str, tuple[str, ...]]:
         """Names of the state that has changed, by path of the module, with ``parameters`` if these are known."""

@@ -115,7 +115,7 @@ class Snapshot:
         """
         if self._before_pass is None:
             return
-        parameters = self._before_pass.changed_parameters()
+        parameters = self._before_pass.written_parameters()
         changed, self._before_pass = self._before_pass.changed(parameters), None
         late = [path for path in changed if self._changing is not None and path not in self._changing]
         if late:
