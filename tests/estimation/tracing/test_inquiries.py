@@ -1,6 +1,7 @@
 """Traces of workloads that ask torch and tensors what a trace has to answer as a card does."""
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class Inquisitive(nn.Module):
         self.scale = torch.tril(torch.ones(16, 16, device=device))[0]
         self.offsets = [torch.ones(16).to(device)]
         self.host = torch.ones(16)
+        self.noise = torch.Generator(device=device)
         self.tokens = nn.Embedding(50, 16)
         self.norm = nn.BatchNorm1d(16)
         basis, _ = torch.linalg.qr(torch.randn(16, 16).cpu())
@@ -69,6 +71,8 @@ class Inquisitive(nn.Module):
         with torch.no_grad():
             context = self.frozen(tokens, src_key_padding_mask=ids < 0)
         assert not self.host.is_cuda
+        assert self.noise.device.type == ids.device.type
+        tokens += torch.randn(tokens.shape, generator=self.noise.manual_seed(1), device=self.noise.device)
         longest = int(np.asarray((ids >= 0).sum(1).cpu()).max())
         numbers: Tensor = (tokens * self.scale + self.offsets[0] + context)[:, :longest].sum(-1)
         return numbers
@@ -131,6 +135,18 @@ class Wary(Tokens):
             raise ValueError("the logits are no numbers")
         copies = logits[..., None].expand(-1, -1, -1, CAPACITY if logits.any() else 1).contiguous()
         return {"loss": (copies.sum(), len(batch))}
+
+
+class Matched(Tokens):
+    """Matches the logits of each sequence with five numbers, as losses of detection do."""
+
+    def loss_terms(self, model: nn.Module, batch: Tensor) -> LossTerms:
+        """A sum over the pairs."""
+        logits = model(batch)
+        pairs = [import_module("scipy.optimize").linear_sum_assignment(costs.detach().cpu()[:, :5]) for costs in logits]
+        rows = torch.cat([torch.as_tensor(pair[0]) for pair in pairs])
+        columns = torch.cat([torch.as_tensor(pair[1]) for pair in pairs])
+        return {"loss": (logits.flatten(0, 1)[rows, columns].sum(), len(batch))}
 
 
 class Patient(torch.optim.Optimizer):
@@ -229,6 +245,11 @@ def wary() -> Tokens:
     return Wary()
 
 
+def matched() -> Tokens:
+    """Matches."""
+    return Matched()
+
+
 def waits() -> Tokens:
     """Has a first step of its own."""
     return Waits()
@@ -293,6 +314,14 @@ def test_unknown_numbers_are_those_that_a_workload_expects() -> None:
     taken = trace(python_spec("tests.estimation.tracing.test_inquiries:wary"), 2, accumulates=True)
     assert 2 * 6 * 50 * CAPACITY * 4 in taken.sizes
     assert taken.notes == ("the workload reads conditions known only at run time: a stand-in was used",)
+
+
+def test_matchings_are_of_as_many_pairs_as_in_a_run() -> None:
+    """Which pairs depends on the outputs; their memory does not."""
+    pytest.importorskip("scipy.optimize")
+    taken = trace(python_spec("tests.estimation.tracing.test_inquiries:matched"), 2, accumulates=True)
+    assert most_bytes(taken) > 0
+    assert taken.notes == ("the workload reads whole numbers known only at run time: a stand-in was used",)
 
 
 def test_tangents_that_are_zero_take_no_memory(on_card: dict[str, Trace]) -> None:

@@ -9,9 +9,10 @@ from importlib.resources import files
 from importlib.util import find_spec
 from math import ceil
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ _DROPOUT_INDEX = 4
 _SCAN = "mamba_selective_scan"
 """The function of ``transformers.models.mamba.modeling_mamba`` and of models with the same layers (FalconMamba, Jamba,
 Zamba), as of transformers 5.23."""
+_MATCHING = "linear_sum_assignment"
+"""The function of ``scipy.optimize``, which other modules import by its name."""
 _GROUPS = 32
 """Groups that a sequence is divided into: more take longer to trace, fewer hold more in the backward pass."""
 
@@ -241,7 +244,24 @@ def emulate_cuda(compute_capability: Callable[[], tuple[int, int]]) -> Iterator[
         for name in ("mark", "range_start", "range_end", "range_push", "range_pop"):
             stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *_: 0))
         stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+        stack.enter_context(patch.object(torch, "Generator", _Generator))
         yield
+
+
+class _Generator(torch.Generator):
+    """A generator of any device, whose state is the host's: fake tensors draw from such."""
+
+    def __new__(cls, device: torch.device | str = "cpu") -> Self:
+        """Make one without the libraries of the device."""
+        made = super().__new__(cls)
+        vars(made)["device"] = torch.device(device)
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override] # torch declares an attribute
+        """The device that was named."""
+        found: torch.device = vars(self)["device"]
+        return found
 
 
 @contextmanager
@@ -261,17 +281,29 @@ def without_dropout_in_attention() -> Iterator[None]:
 
 
 @contextmanager
-def writes_instead_of_norms(values: KnownValues) -> Iterator[None]:
-    """Have the engine find the parameters that a forward pass changes, such as a teacher's, during the block.
+def answers_without_values(values: KnownValues) -> Iterator[None]:
+    """Answer two questions whose answers depend on unknown values in a run, during the block.
 
-    It compares norms, which are not known in a trace.
+    The engine finds the parameters that a forward pass changes, such as a teacher's, by their norms: here by the writes
+    to them. Losses of detection match predictions with boxes by ``linear_sum_assignment`` of SciPy: here in order, as
+    the number of pairs is the same.
     """
     norms = forward_state.norms_of
 
     def written(parameters: dict[str, nn.Parameter]) -> dict[str, str]:
         return {name: str(values.content_of(parameters[name])) for name in norms(parameters)}
 
-    with patch.object(forward_state, "norms_of", written):
+    def matched(original: Callable[..., Any], costs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as SciPy's
+        if not isinstance(costs, Tensor) or values.value_of(costs) is not None:
+            return original(costs, *args, **kwargs)
+        values.stand_ins.add("whole numbers")
+        return (np.arange(min(costs.shape)),) * 2
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(forward_state, "norms_of", written))
+        for module in [each for each in sys.modules.values() if _MATCHING in getattr(each, "__dict__", ())]:
+            original = vars(module)[_MATCHING]
+            stack.enter_context(patch.object(module, _MATCHING, partial(matched, original)))
         yield
 
 

@@ -25,11 +25,11 @@ from batchwright.estimation.trace import COMPILED_NOTE, Category, Trace
 from batchwright.estimation.tracing.dispatch_mode import OPERATOR_NOTE, Tracer
 from batchwright.estimation.tracing.fake_device import (
     FakeDevice,
+    answers_without_values,
     complete_cuda_kernels,
     emulate_cuda,
     grouped_scans,
     without_dropout_in_attention,
-    writes_instead_of_norms,
 )
 from batchwright.estimation.tracing.fake_model import apply_to_fakes, build_fake_model, deep_copy
 from batchwright.estimation.tracing.kernel_workspaces.shared_kernels import Profile, SharedKernels
@@ -328,7 +328,7 @@ class UpdateTrace:
             _without_garbage_collection(),
             values_read_by_transformers(),
             grouped_scans(tracer.recorder),
-            writes_instead_of_norms(tracer.values),
+            answers_without_values(tracer.values),
             self._emulated_cuda(),
             patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
             patch.object(nn.Module, "_apply", apply_to_fakes),
