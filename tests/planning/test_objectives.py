@@ -20,9 +20,9 @@ from batchwright.planning.accumulation import balanced_split, probe_window, size
 from batchwright.planning.fingerprint import installed_versions
 from batchwright.planning.objectives.by_name import objective_of
 from batchwright.planning.objectives.fastest import Fastest
-from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
+from batchwright.planning.objectives.objective import ObjectiveStrategy
 from batchwright.planning.parameters import PARAMETERS
-from batchwright.planning.plan_figures import alternatives, possible_sizes
+from batchwright.planning.plan_figures import PlanCandidates, alternatives, possible_sizes
 from batchwright.planning.session import TuningSession
 from batchwright.probing.supervisor import ProbeSupervisor
 from batchwright.schemas.recommendation import Headroom, Proof, Recommendation
@@ -443,7 +443,7 @@ def test_neighbouring_sizes_say_nothing_of_small_ones() -> None:
         probe_result(size, used_bytes=None, process_peak_bytes=peak, resident_bytes=base)
         for size, peak in sizes.items()
     ]
-    listed = {plan.micro_batch_size: plan.peak_bytes for plan in alternatives(100, 42, 42, fits)}
+    listed = {plan.micro_batch_size: plan.peak_bytes for plan in alternatives(PlanCandidates(100, 42, fits), 42)}
     assert listed[15] == base + 15 * per_sample
 
 
@@ -454,7 +454,7 @@ def test_a_plan_that_ran_out_of_memory_when_it_was_timed_is_no_alternative() -> 
         probe_result(50, Outcome.OOM, measures_time=True),
         probe_result(34, measures_time=True),
     ]
-    assert [plan.micro_batch_size for plan in alternatives(100, 34, 50, probes)] == [34, 25, 20, 17, 15]
+    assert [plan.micro_batch_size for plan in alternatives(PlanCandidates(100, 50, probes), 34)] == [34, 25, 20, 17, 15]
 
 
 def test_alternatives_go_from_the_fewest_steps_upward() -> None:
@@ -674,14 +674,14 @@ def test_plans_that_measurements_contradict_are_not_offered() -> None:
 def test_sizes_above_one_that_a_plan_refuted_are_not_offered() -> None:
     """34 + 34 + 33 ran out of memory in its first micro-batch, so 51 + 50 does not fit either."""
     probes = [probe_result(33), probe_result(34, Outcome.OOM, micro_batch_sizes=(34, 34, 33))]
-    assert possible_sizes(101, 101, [*probes, probe_result(101, accumulates=False)])[-2:] == [26, 101]
+    assert possible_sizes(PlanCandidates(101, 101, [*probes, probe_result(101, accumulates=False)]))[-2:] == [26, 101]
 
 
 def test_a_program_is_offered_no_size_that_it_refuses() -> None:
     """It takes the very size of a plan: one that failed, or is no multiple of the granularity, is none for it."""
     probes = [probe_result(1, Outcome.ERROR), probe_result(16)]
-    assert possible_sizes(64, 16, probes, repeats=True) == [2, 4, 8, 16]
-    assert possible_sizes(64, 16, probes, repeats=True, granularity=4) == [4, 8, 16]
+    assert possible_sizes(PlanCandidates(64, 16, probes, repeats=True)) == [2, 4, 8, 16]
+    assert possible_sizes(PlanCandidates(64, 16, probes, repeats=True, granularity=4)) == [4, 8, 16]
 
 
 @pytest.mark.parametrize(

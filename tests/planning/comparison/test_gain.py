@@ -9,7 +9,7 @@ from batchwright.cli.arguments import baseline
 from batchwright.errors import SpecError
 from batchwright.planning.comparison.gain import gain_of, with_gain
 from batchwright.planning.fingerprint import request_fields
-from batchwright.planning.plan_figures import alternatives
+from batchwright.planning.plan_figures import PlanCandidates, alternatives
 from batchwright.schemas.recommendation import Gain, Recommendation
 from batchwright.schemas.requests import Baseline, Objective
 from batchwright.schemas.results import Outcome
@@ -168,4 +168,6 @@ def test_a_fit_of_one_update_is_no_measured_baseline() -> None:
     gain = gain_of(found.model_copy(update={"evidence": evidence}))
     assert gain is not None
     assert gain.memory_source == "estimated"
-    assert {plan.source for plan in alternatives(SHARE, 8, 47, probes) if plan.micro_batch_size == 8} == {"modelled"}
+    assert {
+        plan.source for plan in alternatives(PlanCandidates(SHARE, 47, probes), 8) if plan.micro_batch_size == 8
+    } == {"modelled"}

@@ -330,7 +330,7 @@ def test_values_are_not_converted(shared_service: Running, changes: dict[str, An
 
 
 def test_a_whole_number_may_have_a_fraction_of_zero(shared_service: Running) -> None:
-    """As in JSON Schema, also inside of a spec; another fraction is refused, and user code gets the number as it is."""
+    """JSON Schema has it so, also inside a spec. Other fractions are refused, and user code gets the number as sent."""
     wanted = body(effective_batch_size=12.0)
     wanted["spec"]["model"]["architecture"]["hidden_layers"] = 3.0
     found = shared_service.http.post("/v1/tunings", json=wanted)

@@ -73,3 +73,24 @@ def test_a_module_whose_weights_of_zero_cancel_in_one_sample_is_named() -> None:
 
     report = _check(nn.Sequential(nn.Linear(WIDTH, WIDTH), CentredFromZero()), squares, torch.randn(3, WIDTH))
     assert [(culprit.kind, culprit.name) for culprit in report.culprits] == [("module", "1")]
+
+
+def test_state_is_restored_where_the_update_leads_to_infinite_numbers() -> None:
+    """The first loss is compared then, of a model that remembers nothing of the update that was undone."""
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+            self.register_buffer("scale", torch.ones(()))
+            self.scale: Tensor
+            self.first = self.layer.weight.detach().double()
+
+        def forward(self, features: Tensor) -> Tensor:
+            if not torch.allclose(self.first, self.layer.weight):
+                self.scale.fill_(torch.inf)
+            outputs: Tensor = self.layer(features) * self.scale.clone()
+            return outputs
+
+    report = _check(Remembering(), squares, torch.randn(3, WIDTH))
+    assert (report.verdict, report.updates, report.problem) == ("separate", 0, None), report.message

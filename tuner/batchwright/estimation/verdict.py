@@ -73,8 +73,9 @@ _NCCL_BYTES = ByteInterval(low=500_000_000, expected=1_000_000_000, high=1_600_0
 _MAX_MESSAGE_LENGTH = 500
 _SMALL_SHARE = 16
 """A share of at most this many samples often fits whole, so that updates of one micro-batch are traced first."""
-_PASSING_SUMS = Fraction(5, 4)
-"""Factor for what accumulation holds at its peak beside the waiting gradients: a gradient that is to be added."""
+_ACCUMULATION_FACTOR = Fraction(5, 4)
+"""Upper bound on the memory of accumulation without its waiting gradients, as a multiple of that of one micro-batch:
+it also holds a gradient that is to be added."""
 _MAX_LISTED = 4096
 """Micro-batches of a plan that is listed in full, so that an estimate for many GPUs stays within kilobytes."""
 
@@ -230,7 +231,7 @@ def _may_fit_whole(workload: _Workload, gpu: Gpu, loop: Loop) -> bool:
     needed = sum(requested.values()) - requested[Category.GRADIENTS]
     workspaces = _workspace_error(workload.accumulating.workspace_error(workload.share), needed)
     overestimate, _ = _error_shares(gpu, workload, workspaces, loop)
-    return needed * (1 - overestimate) <= _PASSING_SUMS * gpu.total_bytes
+    return needed * (1 - overestimate) <= _ACCUMULATION_FACTOR * gpu.total_bytes
 
 
 def _prepared(

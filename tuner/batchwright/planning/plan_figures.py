@@ -7,6 +7,7 @@ together another, the optimizer's step a third), between the sizes that were mea
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from batchwright.planning.accumulation import divisors_up_to, plan_size, sizes_for_steps, steps_of
 from batchwright.planning.parameters import PARAMETERS
@@ -16,52 +17,57 @@ from batchwright.schemas.results import Outcome, ProbeResult
 _Point = tuple[float, float]
 
 
-def possible_sizes(
-    share: int, largest: int, probes: Sequence[ProbeResult], *, repeats: bool = False, granularity: int = 1
-) -> list[int]:
-    """Candidate plan sizes not ruled out by a probe; with ``repeats``, only divisors of the rank's share.
+@dataclass(frozen=True)
+class PlanCandidates:
+    """The plans of a rank's share, and what is known of them.
 
-    A program that repeats a size takes that size, so that those are multiples of ``granularity``, and none has failed.
+    Attributes:
+        share: samples of a rank in an update.
+        largest: the largest size that fits.
+        probes: every probe so far.
+        repeats: whether plans repeat one size, which divides the share.
+        granularity: only multiples of it count where plans repeat one size.
+    """
+
+    share: int
+    largest: int
+    probes: Sequence[ProbeResult]
+    repeats: bool = False
+    granularity: int = 1
+
+
+def possible_sizes(plans: PlanCandidates) -> list[int]:
+    """Candidate plan sizes not ruled out by a probe; where plans repeat a size, only divisors of the rank's share.
+
+    A program that repeats a size takes that size, so that none has failed and all are multiples of the granularity.
 
     A whole share may fit where smaller micro-batches, of which there are several in an update, do not.
     """
-    stopped = [probe for probe in probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
+    stopped = [probe for probe in plans.probes if probe.outcome in {Outcome.OOM, Outcome.INVALID_SIZE}]
     searched = [probe.micro_batch_size for probe in stopped if probe.accumulates and probe.shows_size]
-    plans = {probe.micro_batch_size for probe in stopped if probe.runs_plan}
-    if repeats:
-        plans |= {probe.micro_batch_size for probe in probes if probe.outcome is Outcome.ERROR}
-    of_plans = divisors_up_to(share, largest, granularity) if repeats else sizes_for_steps(share, largest)
-    sizes = [size for size in of_plans if size == largest or size < min(searched, default=share)]
-    return [size for size in sizes if size not in plans]
+    failed = {probe.micro_batch_size for probe in stopped if probe.runs_plan}
+    if plans.repeats:
+        failed |= {probe.micro_batch_size for probe in plans.probes if probe.outcome is Outcome.ERROR}
+        sizes = divisors_up_to(plans.share, plans.largest, plans.granularity)
+    else:
+        sizes = sizes_for_steps(plans.share, plans.largest)
+    bound = min(searched, default=plans.share)
+    return [size for size in sizes if (size == plans.largest or size < bound) and size not in failed]
 
 
 # --- the alternatives ---
 
 
-def alternatives(  # noqa: PLR0913 - what the list depends on
-    share: int,
-    chosen_size: int,
-    largest: int,
-    probes: Sequence[ProbeResult],
-    *,
-    repeats: bool = False,
-    granularity: int = 1,
-) -> tuple[Alternative, ...]:
+def alternatives(plans: PlanCandidates, chosen_size: int) -> tuple[Alternative, ...]:
     """Plans that fit, from the fewest steps upward, with their memory and time where the probes show them.
 
-    Args:
-        share: samples of a rank in an update.
-        chosen_size: the recommended micro-batch size.
-        largest: the largest size that fits.
-        probes: every probe.
-        repeats: whether plans repeat one size, which divides the share.
-        granularity: only multiples of it are listed where plans repeat one size.
+    The plan of ``chosen_size`` is among them.
     """
+    share, probes = plans.share, plans.probes
     chosen = plan_size(share, steps_of(share, chosen_size))
     fits = _fits(probe for probe in probes if not probe.brackets)
     timed = [size for size, probe in fits.items() if probe.measures_time]
-    possible = possible_sizes(share, largest, probes, repeats=repeats, granularity=granularity)
-    listed = {*possible[-PARAMETERS.listed_plans :], *timed, chosen}
+    listed = {*possible_sizes(plans)[-PARAMETERS.listed_plans :], *timed, chosen}
     seconds, memory = _expected_seconds(share, probes), _expected_bytes(share, probes)
     return tuple(
         _measured(share, fits[size], chosen=size == chosen)

@@ -5,7 +5,7 @@ from datetime import datetime
 from batchwright.planning.accumulation import balanced_plan, repeated_plan, steps_of, uniform_plan
 from batchwright.planning.comparison.gain import with_gain
 from batchwright.planning.finished_tuning import FinishedTuning
-from batchwright.planning.plan_figures import alternatives
+from batchwright.planning.plan_figures import PlanCandidates, alternatives
 from batchwright.planning.proofs.coupled_loss import is_undivided
 from batchwright.planning.proofs.plan_proof import format_window
 from batchwright.planning.warnings.infeasibility import infeasible_reason
@@ -125,14 +125,14 @@ def _choice(finished: FinishedTuning, listed: tuple[Alternative, ...]) -> str:
 def _alternatives(finished: FinishedTuning) -> tuple[Alternative, ...]:
     if not finished.size:
         return ()
-    listed = alternatives(
+    plans = PlanCandidates(
         finished.share,
-        finished.size,
         finished.proof.fits,
         finished.probes,
         repeats=finished.conditions.repeats,
         granularity=finished.request.granularity,
     )
+    listed = alternatives(plans, finished.size)
     command = finished.request.command
     makes_its_own = command is not None and not command.model.takes_accumulation
     only_chosen = makes_its_own or is_undivided(finished.request, finished.coupling)

@@ -1,4 +1,4 @@
-"""See updates by other code than a ``torch.optim.Optimizer``: an optimizer of Keras or fastai, or by hand.
+"""Updates by other code than a ``torch.optim.Optimizer``: an optimizer of Keras or fastai, or a line of the program.
 
 Such an update is seen where the next forward or backward pass begins: some parameters have other values by then.
 """

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib.resources import files
 from importlib.util import find_spec
 from math import ceil
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from batchwright.errors import BatchwrightError
+from batchwright.estimation.trace import COMPILED_NOTE
 from batchwright.estimation.tracing.known_values import KnownValues
 from batchwright.estimation.tracing.recorder import Recorder
 from batchwright.hardware.gpu_table import GPUS, threads_per_multiprocessor
@@ -262,6 +263,24 @@ class _Generator(torch.Generator):
         """The device that was named."""
         found: torch.device = vars(self)["device"]
         return found
+
+
+def left_uncompiled(notes: set[str], model: Any = None, **options: Any) -> Any:  # noqa: ANN401 - as torch.compile
+    """Stand in for ``torch.compile``, of a module or a function or as a decorator, and leave it as written.
+
+    A function counts as compiled once it is called: libraries compile functions while they are imported.
+    """
+    if model is None:
+        return partial(left_uncompiled, notes, **options)
+    if isinstance(model, nn.Module):
+        notes.add(COMPILED_NOTE)
+        return model
+
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any function's
+        notes.add(COMPILED_NOTE)
+        return model(*args, **kwargs)
+
+    return wraps(model)(uncompiled)
 
 
 @contextmanager

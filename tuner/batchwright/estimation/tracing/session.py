@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +29,7 @@ from batchwright.estimation.tracing.fake_device import (
     complete_cuda_kernels,
     emulate_cuda,
     grouped_scans,
+    left_uncompiled,
     without_dropout_in_attention,
 )
 from batchwright.estimation.tracing.fake_model import apply_to_fakes, build_fake_model, deep_copy
@@ -315,7 +316,7 @@ class UpdateTrace:
         """Measure a second update if a pass has changed the model: from then on the engine copies what they change."""
         engine, recorder = self._engine, self._tracer.recorder
         snapshot = engine.accumulation.snapshot if isinstance(engine, UpdateEngine) else None
-        if snapshot and snapshot.has_changing_state:
+        if snapshot is not None and snapshot.has_changing_state:
             recorder.marks[-1] = recorder.marks[-1].model_copy(update={"name": "first-update"})
             self._tracer.begin_section("measured-update")
             engine.update(micro_batches)
@@ -330,7 +331,7 @@ class UpdateTrace:
             grouped_scans(tracer.recorder),
             answers_without_values(tracer.values),
             self._emulated_cuda(),
-            patch.object(torch, "compile", partial(_left_uncompiled, tracer)),
+            patch.object(torch, "compile", partial(left_uncompiled, tracer.notes)),
             patch.object(nn.Module, "_apply", apply_to_fakes),
             patch.object(Tensor, "__deepcopy__", deep_copy),
             patch.object(FakeTensorMode, "avoid_device_init", True),  # though CUDA seems available
@@ -342,24 +343,6 @@ class UpdateTrace:
             optimizer_gradients_labelled(tracer),
         ):
             yield
-
-
-def _left_uncompiled(tracer: Tracer, model: Any = None, **options: Any) -> Any:  # noqa: ANN401 - as torch.compile
-    """Stand in for ``torch.compile``, of a module or a function or as a decorator, and leave it as written.
-
-    A function counts as compiled once it is called: libraries compile functions while they are imported.
-    """
-    if model is None:
-        return partial(_left_uncompiled, tracer, **options)
-    if isinstance(model, nn.Module):
-        tracer.notes.add(COMPILED_NOTE)
-        return model
-
-    def uncompiled(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any function's
-        tracer.notes.add(COMPILED_NOTE)
-        return model(*args, **kwargs)
-
-    return wraps(model)(uncompiled)
 
 
 @contextmanager

@@ -12,9 +12,15 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from batchwright.planning.accumulation import steps_of
-from batchwright.planning.objectives.objective import ObjectiveStrategy, PlanCandidates
+from batchwright.planning.objectives.objective import ObjectiveStrategy
 from batchwright.planning.parameters import PARAMETERS
-from batchwright.planning.plan_figures import format_rate, optimistic_seconds, possible_sizes, update_seconds
+from batchwright.planning.plan_figures import (
+    PlanCandidates,
+    format_rate,
+    optimistic_seconds,
+    possible_sizes,
+    update_seconds,
+)
 from batchwright.schemas.recommendation import Alternative, Proof
 from batchwright.schemas.results import Outcome, ProbeResult
 from batchwright.units import counted
@@ -32,8 +38,7 @@ class Fastest(ObjectiveStrategy):
         timed = {probe.micro_batch_size for probe in probes if probe.measures_time}
         best = _best(share, probes)
         is_steady = best is not None and not best.allocator_retries
-        sizes = possible_sizes(share, plans.largest, probes, repeats=plans.repeats, granularity=plans.granularity)
-        possible = sizes[-PARAMETERS.considered_plans :]
+        possible = possible_sizes(plans)[-PARAMETERS.considered_plans :]
         thrashing = {probe.micro_batch_size for probe in probes if probe.allocator_retries}
         kept = (size for size in reversed(possible) if not is_steady or size not in thrashing)
         considered = sorted(kept, key=thrashing.__contains__)

@@ -2,31 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from batchwright.planning.accumulation import sizes_for_steps
+from batchwright.planning.plan_figures import PlanCandidates
 from batchwright.schemas.recommendation import Alternative, Proof
-from batchwright.schemas.results import ProbeResult
-
-
-@dataclass(frozen=True)
-class PlanCandidates:
-    """The plans among which an objective chooses, and what is known of them.
-
-    Attributes:
-        share: samples of a rank in an update.
-        largest: the largest size that fits.
-        probes: every probe so far.
-        repeats: whether plans repeat one size, which divides the share.
-        granularity: only multiples of it count where plans repeat one size.
-    """
-
-    share: int
-    largest: int
-    probes: Sequence[ProbeResult]
-    repeats: bool = False
-    granularity: int = 1
 
 
 class ObjectiveStrategy(ABC):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from batchwright.planning.objectives.objective import PlanCandidates
+from batchwright.planning.plan_figures import PlanCandidates
 from batchwright.planning.proofs.counted_plans import judge_over_sizes
 from batchwright.planning.proofs.plan_proof import PlanProof, prove_plan, whole_share_proof
 from batchwright.planning.search import Failure, MicroBatchSearch

@@ -189,7 +189,7 @@ class _Check:
 
     @property
     def _draws_differ(self) -> bool:
-        """Whether a part of the last run drew random numbers, which are not the same in another run."""
+        """True if the last run drew random numbers that another run does not draw again."""
         return self._runner.drew_random_numbers and self._runner.draws is None
 
     def _run_for_update(self) -> Run:
@@ -255,6 +255,7 @@ class _Check:
             for parameter, step in steps:
                 parameter.add_(step)
         runner.state = before
+        before.restore()
         return None
 
     def _not_updated(self, first: Run, after: Run) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ class ModelState:
         """Parameters that have changed or were written to, as is a teacher that still equals what it follows."""
         named = dict(self._model.named_parameters())
         versions = {name: version_of(named[name]) for name in self._versions.keys() & named.keys()}
-        return self.changed_parameters() | {name for name, it in versions.items() if it != self._versions[name]}
+        return self.changed_parameters() | {name for name in versions if versions[name] != self._versions[name]}
 
     def changed(self, parameters: frozenset[str] | None = None) -> dict[str, tuple[str, ...]]:
         """Names of the state that has changed, by path of the module, with ``parameters`` if these are known."""

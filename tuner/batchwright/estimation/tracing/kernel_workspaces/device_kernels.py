@@ -14,7 +14,7 @@ from batchwright.estimation.tracing.kernel_workspaces.attention_workspaces impor
     flash_backward,
 )
 from batchwright.estimation.tracing.kernel_workspaces.contiguous_copies import contiguous_copies
-from batchwright.estimation.tracing.kernel_workspaces.fourier_workspaces import fourier_copies, fourier_error
+from batchwright.estimation.tracing.kernel_workspaces.fourier_workspaces import fourier_error, fourier_transform
 from batchwright.estimation.tracing.kernel_workspaces.index_workspaces import (
     SUMMING_WORKSPACES,
     embedding_backward,
@@ -144,7 +144,7 @@ _WORKSPACES: Mapping[OpOverload, Workspace] = {
     _aten.convolution.default: convolution,
     _aten.convolution_backward.default: convolution_backward,
     **dict.fromkeys(CTC_LOSS_BACKWARD, ctc_backward),
-    **dict.fromkeys(FOURIER_TRANSFORMS, fourier_copies),
+    **dict.fromkeys(FOURIER_TRANSFORMS, fourier_transform),
 }
 
 

@@ -1,7 +1,8 @@
 """Workspaces of Fourier transforms: torch's copies (`cuda/SpectralOps.cpp`), and the work area of a cuFFT plan.
 
-The work area is not known without a card. In most plans it has one complex element for each element of the signals, in
-the worst case eight (cuFFT's documentation, "Fourier Transform Setup"), and small powers of two need none.
+The work area is not known without a card. cuFFT documents one to eight complex elements for each element of the signals
+("Fourier Transform Setup"), and that some plans need none (``estimate_workspace_size`` of nvmath-python). One is
+assumed.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,14 @@ from torch import Tensor
 from batchwright.estimation.tracing.kernel_workspaces.workspace import bytes_of
 from batchwright.schemas.gpus import KernelProfile
 
-_MOST_WORK_AREAS = 8
+_MOST_ELEMENTS = 8
+"""Elements of a work area for each element of the signals, in the worst case."""
 _DIMENSIONS_OF_PLAN = 3
+"""The most dimensions that one plan transforms."""
 
 
-def fourier_copies(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
-    """Copies of a transform and its work area, after the result.
+def fourier_transform(args: Sequence[Any], outputs: Sequence[Tensor], profile: KernelProfile) -> Sequence[int]:
+    """Workspaces of a transform, allocated after the result: its copies, and the work area.
 
     A real result costs a copy of the spectrum, which cuFFT overwrites. Batch dimensions that are no single dimension in
     memory are copied. A transform of more than three dimensions needs a second result.
@@ -43,7 +46,7 @@ def fourier_copies(args: Sequence[Any], outputs: Sequence[Tensor], profile: Kern
 def fourier_error(args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[int, int]:
     """Bytes by which the work area may be smaller, and larger."""
     area = _work_area(args, outputs)
-    return area, (_MOST_WORK_AREAS - 1) * area
+    return area, (_MOST_ELEMENTS - 1) * area
 
 
 def _work_area(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
